@@ -77,6 +77,8 @@ class Shape:
     delta: recurrent layers; attention then has an output gate. biases: biases on all projections
     and attention sinks, as in gpt-oss. post_norms: a norm after attention and one after the MLP.
     window: sliding window in tokens. dense_layers: layers before the first one with experts.
+    short_conv: taps of recurrent layers that are short convolutions. attends: layers that attend,
+    if the others are recurrent without being `delta`.
     """
 
     arch: str
@@ -99,8 +101,12 @@ class Shape:
     window: int = 0
     latent: Latent | None = None
     dense_layers: int = 0
+    short_conv: int = 0
+    attends: tuple[int, ...] = ()
 
     def is_recurrent(self, layer: int) -> bool:
+        if self.attends:
+            return layer not in self.attends
         return self.delta is not None and (layer + 1) % self.delta.interval != 0
 
 
@@ -133,6 +139,11 @@ SHAPES = {
         delta=DeltaNet(16, 32, 128),
         rope_dims=64,
         experts=Experts(256, 8, 512, shared_ffn=512),
+    ),
+    "lfm2-1.2b": Shape(
+        *("lfm2", 16, 2048, 8192, 32, 8, 64, 65536, 128000, 1e6),
+        short_conv=3,
+        attends=(2, 5, 8, 10, 12, 14),
     ),
     "gemma3-1b": Shape(
         *("gemma3", 26, 1152, 6912, 4, 1, 256, 262144, 32768, 1e6),
@@ -170,7 +181,7 @@ SMALLER_BLOCKS = {GGMLType.Q4_K: GGMLType.Q5_0, GGMLType.Q5_K: GGMLType.Q5_1}
 
 def tensor_type(name: str, layer: int, cols: int, shape: Shape, mix: str) -> GGMLType:
     """Return the block type of a matrix with `cols` columns; `mix` is as in --type."""
-    if name in ("ssm_conv1d", "ffn_gate_inp"):
+    if name in ("ssm_conv1d", "shortconv.conv", "ffn_gate_inp"):
         return GGMLType.F32
     type = wanted_type(name, layer, shape, mix)
     return type if cols % BLOCKS[type].block_size == 0 else SMALLER_BLOCKS.get(type, GGMLType.Q8_0)
@@ -258,7 +269,8 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
         yield matrix(prefix, "attn_output", layer, shape.hidden, heads * a.value)
 
     yield matrix("", "token_embd", 0, shape.vocab, shape.hidden)
-    yield "output_norm.weight", (shape.hidden,), f32
+    norm = "token_embd_norm" if shape.short_conv else "output_norm"
+    yield f"{norm}.weight", (shape.hidden,), f32
     if not shape.tied:
         yield matrix("", "output", 0, shape.vocab, shape.hidden)
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -275,6 +287,10 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
             yield f"{p}ssm_dt.bias", (delta.v_heads,), f32
             yield f"{p}ssm_norm.weight", (delta.head_dim,), f32
             yield matrix(p, "ssm_out", i, shape.hidden, delta.v_cols)
+        elif shape.is_recurrent(i):
+            yield matrix(p, "shortconv.in_proj", i, 3 * shape.hidden, shape.hidden)
+            yield matrix(p, "shortconv.conv", i, shape.hidden, shape.short_conv)
+            yield matrix(p, "shortconv.out_proj", i, shape.hidden, shape.hidden)
         elif shape.latent is not None:
             yield from latent_attention(p, i, shape.latent)
         else:
@@ -324,7 +340,11 @@ def write(path: str, shape: Shape, mix: str, seed: int = 0, repeat: bool = False
         w.add(f"{arch}.embedding_length", shape.hidden)
         w.add(f"{arch}.feed_forward_length", shape.ffn)
         w.add(f"{arch}.attention.head_count", shape.heads)
-        w.add(f"{arch}.attention.head_count_kv", shape.kv_heads)
+        kv_heads = [shape.kv_heads * (not shape.is_recurrent(i)) for i in range(shape.layers)]
+        key = f"{arch}.attention.head_count_kv"
+        w.add(key, kv_heads if shape.attends else shape.kv_heads)
+        if shape.short_conv:
+            w.add(f"{arch}.shortconv.l_cache", shape.short_conv)
         w.add(f"{arch}.attention.key_length", shape.head_dim)
         w.add(
             f"{arch}.attention.value_length", shape.latent.rank if shape.latent else shape.head_dim

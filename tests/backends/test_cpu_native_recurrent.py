@@ -153,26 +153,31 @@ def cut(lengths: Sequence[int], cuts: Callable[[int], int]) -> list[list[tuple[i
     raise AssertionError
 
 
-# -- conv_silu -------------------------------------------------------------------------------------
+# -- causal_conv -----------------------------------------------------------------------------------
 
 
-def conv_op(lengths: Sequence[int], cols: int, taps: int) -> tuple[Op, Floats]:
+def conv_op(
+    lengths: Sequence[int], cols: int, taps: int, *, bias: bool = False, silu: bool = True
+) -> tuple[Op, Floats]:
     """Return the launch and its wanted output."""
     x, weight = normal(0, sum(lengths), cols), normal(1, cols, taps)
+    added = normal(2, cols) * bias
     want = np.empty(x.shape)
     for _, part in whole(lengths):
         line = np.concatenate([np.zeros((taps - 1, cols)), x[part.start : part.stop]])
         for t in range(len(part)):
             total = sum(line[t + i] * weight[:, i].astype(np.float64) for i in range(taps))
-            want[part.start + t] = total * sigmoid(np.asarray(total))
-    op = Op("conv_silu", [x], [vector(weight.reshape(-1))], {"taps": taps}, cols)
+            total = total + added
+            want[part.start + t] = total * sigmoid(np.asarray(total)) if silu else total
+    rest = [vector(weight.reshape(-1)), vector(added) if bias else None]
+    op = Op("causal_conv", [x], rest, {"taps": taps, "silu": silu}, cols)
     op.floats = (taps - 1) * cols
     return op, want
 
 
 @pytest.mark.parametrize("aliased", [False, True])
 @pytest.mark.parametrize(("cols", "taps"), [(6, 2), (64, 4), (90, 4), (700, 3), (4200, 4), (33, 9)])
-def test_conv_silu(level: str, cols: int, taps: int, aliased: bool) -> None:
+def test_causal_conv(level: str, cols: int, taps: int, aliased: bool) -> None:
     lengths = (5, 1, 40, 2)
     op, want = conv_op(lengths, cols, taps)
     op.aliased = aliased
@@ -184,9 +189,15 @@ def test_conv_silu(level: str, cols: int, taps: int, aliased: bool) -> None:
     assert (state[1][:-1] == 0).all()
 
 
+@pytest.mark.parametrize("silu", [False, True])
+def test_causal_conv_with_a_bias(level: str, silu: bool) -> None:
+    op, want = conv_op((5, 1, 40), 90, 3, bias=True, silu=silu)
+    assert relative_error(op.run(level, [whole((5, 1, 40))]).rows, want) < 1e-6
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("size", [1, 2, 3, 17])
-def test_conv_silu_does_not_depend_on_cuts(level: str, size: int, threads: int) -> None:
+def test_causal_conv_does_not_depend_on_cuts(level: str, size: int, threads: int) -> None:
     lengths = (30, 1, 9)
     op, want = conv_op(lengths, 130, 4)
     op.aliased = True
@@ -381,13 +392,17 @@ def refused(level: str, op: Op, message: str) -> None:
         op.run(level, [[(0, range(3))]])
 
 
-def test_bad_operands_of_conv_silu(level: str) -> None:
+def test_bad_operands_of_causal_conv(level: str) -> None:
     op, _ = conv_op((3,), 32, 4)
-    refused(level, Op(**{**vars(op), "attrs": {"taps": 3}}), "weight has 128 values, not 96")
-    refused(level, Op(**{**vars(op), "attrs": {"taps": 2.5}}), "taps must be a whole number")
-    refused(level, Op(**{**vars(op), "attrs": {"taps": 1}}), "taps must be a whole number from 2")
+
+    def with_taps(taps: float) -> Op:
+        return Op(**{**vars(op), "attrs": op.attrs | {"taps": taps}})
+
+    refused(level, with_taps(3), "weight has 128 values, not 96")
+    refused(level, with_taps(2.5), "taps must be a whole number")
+    refused(level, with_taps(1), "taps must be a whole number from 2")
     refused(level, Op(**{**vars(op), "floats": 95}), "the state must hold 3 rows of x")
-    refused(level, Op(**{**vars(op), "floats": 0}), "takes 3 inputs and 1 outputs, not 2 and 1")
+    refused(level, Op(**{**vars(op), "floats": 0}), "takes 4 inputs and 1 outputs, not 3 and 1")
     refused(level, Op(**{**vars(op), "cols": 16}), "y has 16 columns, not 32")
 
 

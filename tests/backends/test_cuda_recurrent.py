@@ -11,10 +11,10 @@ from cuda_emulator import emulated
 from zinc.backends import api
 from zinc.backends.api import Backend, CacheLayout, Program, TensorData
 from zinc.ops.cases import Case
+from zinc.ops.convolution import conv_case
 from zinc.ops.recurrent import DeltaShape, delta_case
 from zinc.ops.recurrent_step import delta_step_case
 from zinc.ops.step import Step
-from zinc.ops.values import RecurrentState
 from zinc.plan.planner import make_plan
 from zinc.plan.rollback import rollback_graph
 
@@ -28,7 +28,7 @@ BACK_AND_FORTH = ((70, 40), (17, 17), (60, 48), (1, 100), (100, 1), (33, 18), (1
 
 IN_CHUNKS = {
     "delta_rule": ["delta_rule", "delta_chunks", "delta_scan", "delta_rule"],
-    "conv_silu": ["conv_edges", "conv_rows"],
+    "causal_conv": ["conv_edges", "conv_rows"],
 }
 
 
@@ -71,16 +71,10 @@ def program_of(backend: Backend, case: Case, n_slots: int, rollback: int = 0) ->
     return backend.prepare(plan, cache)
 
 
-def convolution() -> Case:
-    case = Case("steps", TOKENS)
-    x, weight = case.rows(136), case.vector(136 * 4)
-    return case.returns(case.graph.conv_silu(x, weight, RecurrentState("conv", 3 * 136)))
-
-
 needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="there is no g++")
 CASES = {
     "delta_rule": delta_case("steps", DeltaShape(2, 4, 64, 80), (TOKENS,), pace=0.05),
-    "conv_silu": convolution(),
+    "causal_conv": conv_case("steps", 136, 4, lengths=(TOKENS,), bias=True),
 }
 
 
@@ -117,7 +111,7 @@ def test_steps_with_one_token_a_sequence_run_fused_and_continue_the_states(
     check(program, program_of(api.create("ref"), case, n, rollback), steps)
     fused, unfused = (
         [i for i, x in enumerate(program.plan.launches) if x.kernel in names]
-        for names in (("delta_step",), ("conv_silu", "delta_rule", "gated_norm"))
+        for names in (("delta_step",), ("causal_conv", "delta_rule", "gated_norm"))
     )
     for step, is_decode in zip(steps, (False, True, True, False, True), strict=True):
         assert all(bool(program.kernels(step, i)) is is_decode for i in fused)

@@ -66,6 +66,13 @@ LONG = PLAIN | {
     "short_mscale": 1.243163121016122,
     "long_mscale": 1.243163121016122,
 }
+SHORT_CONV: dict[str, Any] = {
+    "head_dim": None,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "layer_types": ["conv", "conv", FULL, "conv"],
+    "block_auto_adjust_ff_dim": False,
+}
 YARN = PLAIN | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -290,6 +297,16 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         router_scaling_factor=2.0,
     ),
     "internlm2": lambda: model("Llama", num_hidden_layers=2, tie_word_embeddings=False, **HEADS),
+    "lfm2": lambda: model("Lfm2", num_hidden_layers=4, **SHORT_CONV),
+    "lfm2moe": lambda: model(
+        "Lfm2Moe",
+        num_hidden_layers=4,
+        num_dense_layers=2,
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        **SHORT_CONV,
+    ),
     "mellum": lambda: model(
         "Mellum",
         num_hidden_layers=2,

@@ -100,7 +100,7 @@ class Speculating:
         most = random.choice((1, 2, 4, CHUNK, 2 * CHUNK))
         self.ahead = random.randint(1, min(most, len(self.ids) - self.n_run))
         self.tail = random.choice((0, random.randint(0, CHUNK - 1)))
-        garbage = [random.randrange(100) for _ in range(self.tail)]
+        garbage = [random.randrange(96) for _ in range(self.tail)]
         return self.holding, self.n_run, [*self.ids[self.n_run :][: self.ahead], *garbage]
 
     def accept(self, logits: FloatArray) -> None:

@@ -120,8 +120,8 @@ FEATURES = {
     "biases of experts": lambda s: s.experts is not None and s.experts.biases,
     "leading dense layers": lambda s: s.n_dense_layers > 0,
     "NextN": lambda s: s.n_nextn > 0,
-    "neighbouring value heads": lambda s: s.delta_net is not None and s.delta_net.grouped,
-    "value heads apart": lambda s: s.delta_net is not None and not s.delta_net.grouped,
+    "neighbouring value heads": lambda s: getattr(s.recurrence, "grouped", None) is True,
+    "value heads apart": lambda s: getattr(s.recurrence, "grouped", None) is False,
     "per-layer token embeddings": lambda s: getattr(s, "token_width", 0) > 0,
 }
 

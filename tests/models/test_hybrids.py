@@ -194,6 +194,11 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("qwen35", {}, {"blk.1.ssm_dt.bias": None}, "blk.1.ssm_dt.bias of shape [4] is missing"),
     ("qwen35", {}, {"blk.2.ssm_norm.weight": None}, "blk.2.ssm_norm.weight of shape [32] is"),
     ("qwen35", {}, {"blk.0.attn_gate.weight": None}, "blk.0.attn_gate.weight of shape [128, 64]"),
+    ("lfm2", {"shortconv.l_cache": 1}, {}, "shortconv.l_cache is 1, and a convolution needs 2"),
+    ("lfm2", {"shortconv.l_cache": 4}, {}, "shortconv.conv.weight has shape [32, 3], but"),
+    ("lfm2", {"attention.head_count_kv": [0] * 4}, {}, "must be 0 to 1024 for each layer"),
+    ("lfm2", {"attention.head_count_kv": [0, 1, 1, 0]}, {}, "blk.1.attn_q.weight of shape"),
+    ("lfm2", {"attention.head_count_kv": [0, 1]}, {}, "has 2 elements for 4 layers"),
     ("qwen35", {}, {"blk.3.attn_q_norm.weight": None}, "blk.3.attn_q_norm.weight of shape [32] is"),
 ]
 

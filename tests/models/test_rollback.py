@@ -19,14 +19,15 @@ from zinc.backends.api import Backend
 from zinc.backends.plans import Plan
 from zinc.ops.recurrent_state import CHUNK
 
+HYBRIDS = ["qwen35", "qwen3next", "qwen35moe", "lfm2"]
+SMALL_HEADS = [("deepseek2", "q8_0"), ("lfm2", "q8_0")]  # which do not fit the groups of q8_0
 # Recurrent layers, sliding windows and latent attention.
 FAMILIES = [
     ("cpu", name, kv_dtype)
-    for name in ("qwen35", "qwen3next", "qwen35moe", "gemma3", "gemma4", "deepseek2")
+    for name in (*HYBRIDS, "gemma3", "gemma4", "deepseek2")
     for kv_dtype in ("f16", "q8_0")
-    if (name, kv_dtype) != ("deepseek2", "q8_0")  # its heads do not fit the groups of q8_0
+    if (name, kv_dtype) not in SMALL_HEADS
 ]
-HYBRIDS = ["qwen35", "qwen3next", "qwen35moe"]
 DEVICES = [name for name in computing() if name != "cpu"]
 RUNS = [
     *[run for run in FAMILIES if "cpu" in computing()],
@@ -34,7 +35,7 @@ RUNS = [
 ]
 ON_HYBRIDS = effort.on_backends(HYBRIDS, computing(), ["qwen35"])
 N_TOKENS = MAX_TOKENS
-TEXTS = [np.random.default_rng(i).integers(100, size=N_TOKENS).astype(np.int32) for i in (1, 2)]
+TEXTS = [np.random.default_rng(i).integers(96, size=N_TOKENS).astype(np.int32) for i in (1, 2)]
 
 
 def loaded_model(backend: str, name: str, rollback: bool = True) -> tuple[Backend, Plan]:

@@ -17,7 +17,7 @@ from zinc.ops.step import Step
 from zinc.ops.values import RecurrentState, Value, Weight
 
 PLAIN = OPS["delta_rule"].reference
-CASES = [case for name in ("delta_rule", "conv_silu") for case in OPS[name].cases()]
+CASES = [case for name in ("delta_rule", "causal_conv") for case in OPS[name].cases()]
 LONG = delta_case("long", DeltaShape(2, 4, 32, 16), (3 * CHUNK + 11,), pace=0.05)
 
 
@@ -52,7 +52,7 @@ def run(case: Case, reference: Reference, cut: int = 1 << 20, seed: int = 0) -> 
 
     State slots are filled with noise first.
     """
-    node = next(n for n in case.graph.nodes if n.op in ("delta_rule", "conv_silu"))
+    node = next(n for n in case.graph.nodes if n.op in ("delta_rule", "causal_conv"))
     view = StateView(np.zeros((0, 0), np.float32))
     inputs = []
     for x in node.inputs:
@@ -61,6 +61,8 @@ def run(case: Case, reference: Reference, cut: int = 1 << 20, seed: int = 0) -> 
                 inputs.append(case.tensors[_table(case, x).name])
             case Weight():
                 inputs.append(case.tensors[x.name])
+            case None:
+                inputs.append(None)
             case RecurrentState():
                 noise = np.random.default_rng(seed).standard_normal((len(case.sequences), x.floats))
                 view.slots = noise.astype(np.float32)
@@ -95,7 +97,7 @@ def test_the_chunkwise_form_equals_the_recurrence(case: Case, cut: int) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("cut", [1, 2, 13])
 def test_the_result_does_not_depend_on_how_a_prompt_was_cut(case: Case, cut: int) -> None:
-    op = next(n.op for n in case.graph.nodes if n.op in ("delta_rule", "conv_silu"))
+    op = next(n.op for n in case.graph.nodes if n.op in ("delta_rule", "causal_conv"))
     reference: Callable[..., Sequence[np.ndarray]] = OPS[op].reference
     assert error(run(case, reference, cut), run(case, reference)) < 2e-6
 

@@ -21,24 +21,17 @@ from zinc.backends import api
 from zinc.backends.api import Backend, CacheLayout, Program, TensorData
 from zinc.ops import OPS
 from zinc.ops.cases import Case
+from zinc.ops.convolution import conv_case
 from zinc.ops.graph import Graph
 from zinc.ops.recurrent import DeltaShape, delta_case
 from zinc.ops.recurrent_state import CHUNK
 from zinc.ops.step import Step
-from zinc.ops.values import RecurrentState
 from zinc.plan.planner import make_plan
 from zinc.plan.rollback import rollback_graph
 
 TOLERANCE = 1e-4
 # Rows of a step: up to two chunks of accepted rows, and the rejected ones, for four sequences.
 MAX_TOKENS = 4 * 3 * CHUNK
-
-
-def conv_case(cols: int, taps: int) -> Case:
-    """Return a convolution with odd sizes."""
-    case = Case(f"conv-{cols}x{taps}", 70, sequences=(40, 30))
-    state = RecurrentState("conv", (taps - 1) * cols)
-    return case.returns(case.graph.conv_silu(case.rows(cols), case.vector(cols * taps), state))
 
 
 EMULATED = "emulated CUDA"
@@ -48,8 +41,8 @@ ODD_KEYS = "one head"  # a case whose keys GPUs cannot run
 
 CASES = [
     *(case for op in OPS.values() if op.rollback for case in op.cases()),
-    conv_case(700, 9),
-    conv_case(33, 2),
+    conv_case("700x9", 700, 9, lengths=(40, 30)),
+    conv_case("33x2", 33, 2, lengths=(40, 30)),
     delta_case(ODD_KEYS, DeltaShape(1, 1, 20, 48), (75, 1), pace=0.1),
 ]
 

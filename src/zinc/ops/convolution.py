@@ -1,4 +1,4 @@
-"""The causal convolution of a Gated DeltaNet layer, whose recurrent state is its last rows."""
+"""The short causal convolution of recurrent layers, whose state is its last rows."""
 
 from __future__ import annotations
 
@@ -29,11 +29,27 @@ def _cost(node: Node) -> Cost:
 
 
 def _cases() -> Iterator[Case]:
-    for cols, taps in ((48, 4), (80, 2)):
-        case = Case(f"{cols}x{taps}", 50, sequences=(1, 40, 2, 7))
-        state = RecurrentState("conv", (taps - 1) * cols)
-        x, weight = case.rows(cols), case.vector(cols * taps)
-        yield case.returns(case.graph.conv_silu(x, weight, state))
+    yield conv_case("48x4", 48, 4)
+    yield conv_case("80x2", 80, 2)
+    yield conv_case("48x4-bias", 48, 4, bias=True)
+    yield conv_case("80x3-linear", 80, 3, silu=False)
+
+
+def conv_case(
+    name: str,
+    cols: int,
+    taps: int,
+    *,
+    lengths: Sequence[int] = (1, 40, 2, 7),
+    bias: bool = False,
+    silu: bool = True,
+) -> Case:
+    """Return a case with random rows of sequences of these lengths."""
+    case = Case(name, sum(lengths), sequences=lengths)
+    state = RecurrentState("conv", (taps - 1) * cols)
+    x, weight = case.rows(cols), case.vector(cols * taps)
+    added = case.vector(cols) if bias else None
+    return case.returns(case.graph.causal_conv(x, weight, state, bias=added, silu=silu))
 
 
 def _rollback(node: Node, rows: int) -> Node:
@@ -45,20 +61,26 @@ def _rollback(node: Node, rows: int) -> Node:
 @op(
     rows("x", in_place=True),
     vector("weight"),
+    vector("bias", optional=True),
     state("state", written=True),
     cost=_cost,
     cases=_cases,
-    phase=Phase.GDN,
+    phase=Phase.RECURRENT,
     rollback=_rollback,
 )
-def conv_silu(
-    step: Step, attrs: Attrs, x: FloatArray, weight: FloatArray, state: StateView
+def causal_conv(
+    step: Step,
+    attrs: Attrs,
+    x: FloatArray,
+    weight: FloatArray,
+    bias: FloatArray | None,
+    state: StateView,
 ) -> Sequence[FloatArray]:
-    """Return y[t] = silu(sum over taps i of weight[:, i] * x[t - (taps - 1) + i]).
+    """Return y[t] = f(bias + sum over taps i of weight[:, i] * x[t - (taps - 1) + i]).
 
-    Rows before the first position are zeros. The state is the last taps - 1 rows of x, oldest
-    first. With `rollback` it is a ring of taps - 1 + rollback rows: the row of position p is row
-    p mod (taps - 1 + rollback).
+    f is SiLU with the attribute `silu`, else the identity. Rows before the first position are
+    zeros. The state is the last taps - 1 rows of x, oldest first. With `rollback` it is a ring of
+    taps - 1 + rollback rows: the row of position p is row p mod (taps - 1 + rollback).
 
     Kernels process chunks of 16 columns over all rows of the step, with the taps and the last rows
     in registers, so y may be stored in place of x. The weight is transposed once, in preparation.
@@ -74,7 +96,8 @@ def conv_silu(
         old = stored[places[: taps - 1]] if rollback else stored
         line = np.concatenate([old, x[span]])
         total = sum(line[i : i + n].astype(np.float64) * kernel[:, i] for i in range(taps))
-        y[span] = total * sigmoid(np.asarray(total))
+        total = np.asarray(total if bias is None else total + bias)
+        y[span] = total * sigmoid(total) if attrs["silu"] else total
         if rollback:
             stored[places[-len(stored) :]] = line[-len(stored) :]
         else:

@@ -60,6 +60,8 @@ def activate(function: int, gate: FloatArray, up: FloatArray, attrs: Attrs) -> F
         y = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * up
     elif function == ActivationFn.GELU_ERF:
         y = 0.5 * g * (1 + _erf(g / np.sqrt(2))) * up
+    elif function == ActivationFn.IDENTITY:
+        y = g * up
     elif function == ActivationFn.RELU_SQUARED:
         y = np.square(np.maximum(g, 0)) * up
     elif function == ActivationFn.CLAMPED_SWIGLU:

@@ -259,15 +259,26 @@ class Graph:
         assert x.cols == z.cols
         return self._make("gated_norm", [x, z, weight], x.cols, x.dim, eps=eps, group=weight.cols)
 
-    def conv_silu(self, x: Value, weight: Weight, state: RecurrentState) -> Value:
-        """Return SiLU of a causal convolution along the sequence, separately for each channel.
+    def causal_conv(
+        self,
+        x: Value,
+        weight: Weight,
+        state: RecurrentState,
+        *,
+        bias: Weight | None = None,
+        silu: bool = True,
+    ) -> Value:
+        """Return a causal convolution along the sequence, separately for each channel.
 
-        weight is flat, [channels * taps]; the last tap multiplies the row itself.
+        weight is flat, [channels * taps]; the last tap multiplies the row itself. The bias has an
+        element for each channel. With `silu`, SiLU is applied to the sum.
         """
         taps = weight.cols // x.cols
         assert weight.cols == taps * x.cols
         assert state.floats == (taps - 1) * x.cols
-        return self._make("conv_silu", [x, weight, state], x.cols, x.dim, taps=taps)
+        return self._make(
+            "causal_conv", [x, weight, bias, state], x.cols, x.dim, taps=taps, silu=int(silu)
+        )
 
     def delta_rule(
         self,

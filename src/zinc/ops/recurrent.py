@@ -1,6 +1,6 @@
 """Ops with recurrent state: Gated DeltaNet (Yang et al., arXiv:2412.06464).
 
-A layer is conv_silu (zinc.ops.convolution) over [q | k | v], delta_rule over its result, and
+A layer is causal_conv (zinc.ops.convolution) over [q | k | v], delta_rule over its result, and
 gated_norm. The rows of a step may belong to several sequences. Each op finds the state of a
 sequence by `Step.state_slot`, processes its rows in order and stores the new state. A sequence
 whose first position in the step is 0 starts from zeros, so slots need not be cleared.
@@ -139,7 +139,7 @@ def _delta_rollback(node: Node, rows: int) -> Node:
     cost=_delta_cost,
     cases=_delta_cases,
     tolerance=1e-4,
-    phase=Phase.GDN,
+    phase=Phase.RECURRENT,
     rollback=_delta_rollback,
 )
 def delta_rule(
@@ -316,7 +316,7 @@ def _gated_cases() -> Iterator[Case]:
     vector("weight"),
     cost=elementwise_cost,
     cases=_gated_cases,
-    phase=Phase.GDN,
+    phase=Phase.RECURRENT,
     row_wise=True,
     stores_formats=True,
 )

@@ -1,7 +1,8 @@
 """Convolution, delta rule and gated norm of one Gated DeltaNet layer in one op, for decode.
 
-It replaces `conv_silu`, `delta_rule` and `gated_norm` in steps with one token a sequence. A kernel
-reads the state of each head once, and keeps everything between the three ops on the processor.
+It replaces `causal_conv`, `delta_rule` and `gated_norm` in steps with one token a sequence. A
+kernel reads the state of each head once, and keeps everything between the three ops on the
+processor.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from zinc.ops.cases import Case
-from zinc.ops.convolution import conv_silu
+from zinc.ops.convolution import causal_conv
 from zinc.ops.costs import elementwise_cost
 from zinc.ops.graph import Node
 from zinc.ops.operands import rows, state, vector
@@ -53,7 +54,7 @@ def delta_step_case(
     graph, heads, cols = case.graph, shape.n_v_heads, shape.qkv_cols
     conv = RecurrentState("conv", (taps - 1) * cols)
     y = graph.delta_rule(
-        graph.conv_silu(case.rows(cols), case.vector(taps * cols), conv),
+        graph.causal_conv(case.rows(cols), case.vector(taps * cols), conv),
         case.rows(heads, scale=2.0),
         case.rows(heads, scale=2.0),
         case.given(-np.exp(case.rng.standard_normal(heads)).astype(np.float32)),
@@ -68,8 +69,10 @@ def delta_step_case(
     return case.returns(graph.gated_norm(y, z, case.vector(shape.v_dim), eps=1e-6))
 
 
-def _fused(conv: Node, delta: Node, norm: Node) -> Node:
-    """Return the fused node of the three ops of a layer."""
+def _fused(conv: Node, delta: Node, norm: Node) -> Node | None:
+    """Return the fused node of the three ops of a layer, None for other convolutions."""
+    if conv.input("bias") is not None or not conv.attrs["silu"]:
+        return None
     names = ("alpha", "beta", "decay", "decay_bias", "state")
     inputs = (
         *(conv.input(name) for name in ("x", "weight", "state")),
@@ -95,10 +98,10 @@ def _fused(conv: Node, delta: Node, norm: Node) -> Node:
     cost=_cost,
     cases=_cases,
     tolerance=1e-4,
-    phase=Phase.GDN,
+    phase=Phase.RECURRENT,
     stores_formats=True,
     optional=True,
-    alternative=Alternative(("conv_silu", "delta_rule", "gated_norm"), _fused),
+    alternative=Alternative(("causal_conv", "delta_rule", "gated_norm"), _fused),
 )
 def delta_step(
     step: Step,
@@ -114,10 +117,10 @@ def delta_step(
     z: FloatArray,
     norm: FloatArray,
 ) -> Sequence[FloatArray]:
-    """Run conv_silu on x, delta_rule on the result, and gated_norm with z on its output.
+    """Run causal_conv on x, delta_rule on the result, and gated_norm with z on its output.
 
     The attributes are those of the three ops.
     """
-    (qkv,) = conv_silu(step, attrs, x, conv_weight, conv_state)
+    (qkv,) = causal_conv(step, attrs, x, conv_weight, None, conv_state)
     (y,) = delta_rule(step, attrs, qkv, alpha, beta, decay, decay_bias, state)
     return gated_norm(step, attrs, y, z, norm)

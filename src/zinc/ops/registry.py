@@ -65,7 +65,7 @@ class Phase(StrEnum):
     """Parts of a step in a time report. `HEAD` turns rows into logits."""
 
     ATTENTION = "attention"
-    GDN = "GDN"
+    RECURRENT = "recurrent"
     MOE = "MoE"
     DENSE = "dense"
     HEAD = "head"

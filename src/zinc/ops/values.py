@@ -40,6 +40,7 @@ class ActivationFn(IntEnum):
     RELU_SQUARED = 2
     CLAMPED_SWIGLU = 3  # of gpt-oss, with attributes `alpha` and `limit`
     GELU_ERF = 4  # exact, with the error function
+    IDENTITY = 5  # so that a gate and its input are multiplied
 
 
 @dataclass(frozen=True, slots=True)

@@ -311,10 +311,11 @@ class NormArguments(Struct):
     eps: F32
 
 
-class ConvSiluArguments(Struct):
+class CausalConvArguments(Struct):
     step: StepAddress
     x: Bytes
     weight: Annotated[Floats, "[cols, taps]"]
+    bias: Floats
     state: Floats
     y: Bytes
     x_stride: U32
@@ -329,6 +330,7 @@ class ConvBlockArguments(Struct):
     step: StepAddress
     x: Bytes
     weight: Floats
+    bias: Floats
     state: Floats
     y: Bytes
     edges: Annotated[Floats, "[blocks, taps - 1, cols], the rows of x before each block"]

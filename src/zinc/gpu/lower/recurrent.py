@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from zinc.backends.plans import Launch
 from zinc.gpu.addresses import Addresses
-from zinc.gpu.arguments.structs import ConvSiluArguments, DeltaRuleArguments
+from zinc.gpu.arguments.structs import CausalConvArguments, DeltaRuleArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.kernel_set import lowers
-from zinc.gpu.lower.operands import ceil_div, in_vectors, operand, rows
+from zinc.gpu.lower.operands import ceil_div, in_vectors, operand, rows, vector_or_null
 from zinc.ops.recurrent_state import CHUNK
 from zinc.ops.values import RecurrentState, Weight
 
 CONV_THREADS = 128
-CONV_COLS = 32  # equals COLS in kernels/conv_silu.slang
+CONV_COLS = 32  # equals COLS in kernels/causal_conv.slang
 DELTA_COLS = 16
 # Tokens whose keys and queries are staged in shared memory together: a chunk, so that the state is
 # known at the end of each.
 DELTA_ROWS = CHUNK
 
 
-@lowers("conv_silu")
-def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+@lowers("causal_conv")
+def causal_conv(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     x, weight = rows(launch, "x"), operand(launch, "weight", Weight)
     state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
-    arguments = ConvSiluArguments(
+    arguments = CausalConvArguments(
         step=at.step,
         x=at.ref(x),
         weight=at.vector(weight),
+        bias=vector_or_null(at, launch.input("bias")),
         state=at.recurrent(state),
         y=at.ref(y),
         x_stride=x.stride,
@@ -35,10 +36,19 @@ def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         cols=x.cols,
         slot_floats=state.floats,
     )
-    taps, rollback = int(launch.attributes["taps"]), int(launch.attributes.get("rollback", 0))
-    defines = (("ROLLBACK", rollback), ("TAPS", taps), ("THREADS", CONV_THREADS))
-    kernel = KernelVariant("conv_silu", defines)
+    kernel = KernelVariant("causal_conv", (*conv_defines(launch), ("THREADS", CONV_THREADS)))
     return [Dispatch(kernel, arguments, (ceil_div(x.cols, CONV_COLS), bucket.sequences, 1))]
+
+
+def conv_defines(launch: Launch) -> tuple[tuple[str, int], ...]:
+    """Return the macros that all kernels of a convolution have."""
+    attrs = launch.attributes
+    return (
+        ("BIAS", int(launch.input("bias") is not None)),
+        ("ROLLBACK", int(attrs.get("rollback", 0))),
+        ("TAPS", int(attrs["taps"])),
+        ("WITH_SILU", int(attrs["silu"])),
+    )
 
 
 @lowers("delta_rule")

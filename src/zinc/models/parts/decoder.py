@@ -5,8 +5,8 @@
                      or, if parallel, x += mixer(norm(x)) + mlp(norm(x))
     logits = head(norm(x))
 
-An architecture differs in its spec, in the mixer (attention, latent attention, Gated DeltaNet) and
-in the MLP.
+An architecture differs in its spec, in the mixer (attention, latent attention, recurrent layers)
+and in the MLP.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def head(g: Graph, spec: ModelSpec, w: Weights, x: Value) -> None:
     the normalised rows themselves, [outputs, hidden].
     """
     g.at("head")
-    x = normalise(g, spec, w, g.select_rows(x), "output_norm")
+    x = normalise(g, spec, w, g.select_rows(x), spec.head_norm)
     if spec.is_encoder:
         w.ignore("output")
         g.output = x

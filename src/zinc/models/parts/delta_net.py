@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from zinc.formats.gguf import GGUFArray, GGUFFile
+from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.attention import attention
 from zinc.models.parts.layer import Layer
-from zinc.models.parts.metadata import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Metadata
+from zinc.models.parts.metadata import MAX_HEADS, MAX_WIDTH, Metadata
 from zinc.models.parts.refusal import damaged
 from zinc.models.parts.spec import DeltaNet, ModelSpec, dense_spec
 from zinc.ops.recurrent import DeltaShape
 from zinc.ops.values import RecurrentState, Value, Weight
-
-MAX_TAPS = 16
 
 
 def hybrid_spec(file: GGUFFile, arch: str, *, grouped: bool = False) -> ModelSpec:
@@ -47,25 +45,13 @@ def hybrid_spec(file: GGUFFile, arch: str, *, grouped: bool = False) -> ModelSpe
         base,
         attention=(replace(base.attention[0], gated=True),) * base.n_layers,
         mlp_norm="post_attention_norm",
-        delta_net=DeltaNet(
-            layers=tuple(_recurrent_layers(m, base.n_layers)),
+        recurrence=DeltaNet(
+            layers=m.recurrent_layers(base.n_layers, interval=4),
             shape=shape,
-            conv_taps=m.size("ssm.conv_kernel", MAX_TAPS),
+            conv_taps=m.taps("ssm.conv_kernel"),
             grouped=grouped,
         ),
     )
-
-
-def _recurrent_layers(m: Metadata, n_layers: int) -> list[bool]:
-    """Return for each layer whether it is recurrent.
-
-    Unless the file lists them, all layers are but the last of each `full_attention_interval`.
-    """
-    key = "attention.recurrent_layers"
-    if isinstance(m.file.metadata.get(f"{m.arch}.{key}"), GGUFArray):
-        return [bool(x) for x in m.layer_values(key, n_layers)]
-    interval = m.size("full_attention_interval", MAX_LAYERS, default=4)
-    return [(i + 1) % interval != 0 for i in range(n_layers)]
 
 
 def hybrid_mixer(layer: Layer, x: Value) -> Value:
@@ -73,8 +59,8 @@ def hybrid_mixer(layer: Layer, x: Value) -> Value:
 
     Rows are [tokens, hidden].
     """
-    net = layer.spec.delta_net
-    assert net is not None
+    net = layer.spec.recurrence
+    assert isinstance(net, DeltaNet)
     return _delta_net(layer, net, x) if net.layers[layer.index] else attention(layer, x)
 
 
@@ -82,7 +68,7 @@ def _delta_net(layer: Layer, net: DeltaNet, x: Value) -> Value:
     g, spec, w, shape = layer.g, layer.spec, layer.w, net.shape
     qkv, z, beta, alpha = (g.linear(x, weight) for weight in _projections(layer, shape))
     tail = RecurrentState(f"{layer.name}.conv", (net.conv_taps - 1) * shape.qkv_cols)
-    qkv = g.conv_silu(qkv, w.flat("ssm_conv1d", (shape.qkv_cols, net.conv_taps)), tail)
+    qkv = g.causal_conv(qkv, w.flat("ssm_conv1d", (shape.qkv_cols, net.conv_taps)), tail)
     o = g.delta_rule(
         qkv,
         alpha,

@@ -44,7 +44,7 @@ def without_mask(file: GGUFFile, spec: ModelSpec) -> ModelSpec:
         return spec
     kinds = {(a.n_kv_heads, a.head_dim, a.head_dim_v) for a in spec.attention}
     plain = all(type(a) is Attention and not a.window for a in spec.attention)
-    if spec.delta_net is not None or not plain or len(kinds) > 1:
+    if spec.recurrence is not None or not plain or len(kinds) > 1:
         raise unsupported(
             file,
             f"its attention is not causal, and zinc runs {spec.arch} models as decoders",

@@ -10,6 +10,7 @@ from zinc.models.parts.refusal import damaged, missing_key
 # Larger than any published model: a size beyond is a sign of a damaged file.
 MAX_LAYERS, MAX_HEADS, MAX_WIDTH, MAX_VOCAB = 1024, 1024, 1 << 20, 1 << 22
 MAX_CONTEXT = 1 << 30
+MAX_TAPS = 16  # of a convolution along the sequence
 
 
 class Metadata:
@@ -31,6 +32,13 @@ class Metadata:
         for key in keys:
             if f"{self.arch}.{key}" not in self.file.metadata:
                 raise missing_key(self.file, f"{self.arch}.{key}")
+
+    def taps(self, key: str) -> int:
+        """Return the number of tokens that a convolution reads, 2 to MAX_TAPS."""
+        taps = self.size(key, MAX_TAPS)
+        if taps < 2:
+            raise damaged(self.file, f"{self.arch}.{key} is {taps}, and a convolution needs 2")
+        return taps
 
     def layers(self) -> tuple[int, int]:
         """Return the number of layers, and of NextN (MTP) blocks after them.
@@ -67,7 +75,7 @@ class Metadata:
     def sizes(self, key: str, limit: int, n_layers: int, default: int | None = None) -> list[int]:
         """Return a size for each layer; the file has an array or one integer for all layers."""
         name = f"{self.arch}.{key}"
-        if not isinstance(self.file.metadata.get(name), GGUFArray):
+        if not self._is_array(key):
             return [self.size(key, limit, default)] * n_layers
         values = self.layer_values(key, n_layers)
         for i, value in enumerate(values):
@@ -77,6 +85,41 @@ class Metadata:
                     f"{name} is {value!r} for layer {i}, and it must lie between 1 and {limit}",
                 )
         return values
+
+    def kv_heads(self, n_heads: int, n_layers: int, *, hybrid: bool) -> list[int]:
+        """Return the KV heads of each layer, one for each of `n_heads` query heads by default.
+
+        In a hybrid, some layers may have 0: they are recurrent.
+        """
+        key = "attention.head_count_kv"
+        if not hybrid or not self._is_array(key):
+            return self.sizes(key, MAX_HEADS, n_layers, default=n_heads)
+        counts = self.layer_values(key, n_layers)
+        if not all(isinstance(n, int) and 0 <= n <= MAX_HEADS for n in counts) or not any(counts):
+            raise damaged(
+                self.file,
+                f"{self.arch}.{key} must be 0 to {MAX_HEADS} for each layer, and not only 0",
+            )
+        return counts
+
+    def recurrent_layers(self, n_layers: int, *, interval: int = 1) -> tuple[bool, ...]:
+        """Return for each layer of a hybrid whether it is recurrent.
+
+        Files list the layers, or those without KV heads are recurrent. Otherwise all are but the
+        last of each `full_attention_interval`, whose default is `interval`.
+        """
+        key = "attention.recurrent_layers"
+        if self._is_array(key):
+            return tuple(bool(x) for x in self.layer_values(key, n_layers))
+        if self._is_array("attention.head_count_kv"):
+            counts = self.layer_values("attention.head_count_kv", n_layers)
+            if 0 in counts:
+                return tuple(n == 0 for n in counts)
+        interval = self.size("full_attention_interval", MAX_LAYERS, default=interval)
+        return tuple((i + 1) % interval != 0 for i in range(n_layers))
+
+    def _is_array(self, key: str) -> bool:
+        return isinstance(self.file.metadata.get(f"{self.arch}.{key}"), GGUFArray)
 
     def layer_values(self, key: str, n_layers: int) -> list[Any]:
         """Return the first `n_layers` elements of an array; raises ModelError if it is shorter."""
@@ -93,7 +136,7 @@ class Metadata:
         Unless the file lists them, all layers do but the last of each `period`.
         """
         key = "attention.sliding_window_pattern"
-        if isinstance(self.file.metadata.get(f"{self.arch}.{key}"), GGUFArray):
+        if self._is_array(key):
             pattern = self.layer_values(key, n_layers)
             if not all(isinstance(slides, int) for slides in pattern):
                 raise damaged(self.file, f"{self.arch}.{key} does not say yes or no for each layer")

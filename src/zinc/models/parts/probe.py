@@ -58,6 +58,7 @@ KEYS: dict[str, int | float | str] = {
     "expert_weights_scale": 1.0,
     "expert_feed_forward_length": WIDTH,
     "expert_shared_feed_forward_length": WIDTH,
+    "shortconv.l_cache": 3,
     "ssm.conv_kernel": 4,
     "ssm.state_size": 64,
     "ssm.group_count": 4,

@@ -100,16 +100,24 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaNet:
-    """The Gated DeltaNet layers of a hybrid: `layers[i]` is true if layer i is one.
+class Recurrence:
+    """The recurrent layers of a hybrid: `layers[i]` is true if layer i is one.
 
-    conv_taps: tokens that the convolution before the delta rule reads. grouped: the value heads of
-    a key head are neighbours (else they are `n_k_heads` apart).
+    conv_taps: tokens that the convolution of such a layer reads.
     """
 
     layers: tuple[bool, ...]
-    shape: DeltaShape
     conv_taps: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet(Recurrence):
+    """Layers of Gated DeltaNet.
+
+    grouped: the value heads of a key head are neighbours (else they are `n_k_heads` apart).
+    """
+
+    shape: DeltaShape
     grouped: bool
 
 
@@ -123,7 +131,8 @@ class ModelSpec:
     post_norms: their outputs are normalised before they are added, with `post_eps` if there is one.
     embed_norm: the embedding is normalised, without weight.
     parallel: mixer and MLP read the same rows, and both outputs are added to them.
-    mixer_norm: tensor that normalises the input of the mixer. norm: kind of all norms. gated_mlp:
+    mixer_norm, head_norm: tensors that normalise the input of the mixer and of the head.
+    recurrence: recurrent layers in place of attention. norm: kind of all norms. gated_mlp:
     the MLP multiplies by a gate. learned_positions: the embedding of a token's position is added to
     that of its id. logit_scale: multiplies the logits. required_tensors: names that every layer
     must have, though other architectures built from the same parts go without. causal: a token sees
@@ -148,10 +157,11 @@ class ModelSpec:
     logit_scale: float = 1.0
     experts: Experts | None = None
     n_dense_layers: int = 0
-    delta_net: DeltaNet | None = None
+    recurrence: Recurrence | None = None
     n_nextn: int = 0
     mlp_norm: str = "ffn_norm"
     mixer_norm: str = "attn_norm"
+    head_norm: str = "output_norm"
     norm: Norm = Norm.RMS
     parallel: bool = False
     gated_mlp: bool = True
@@ -205,23 +215,25 @@ def dense_spec(
     qk_norm: bool = False,
     norm: Norm = Norm.RMS,
     scaling_is_optional: bool = False,
+    hybrid: bool = False,
 ) -> ModelSpec:
     """Return the spec of a decoder whose layers are all alike, from the keys under `{arch}.`.
 
     They may differ in the number of KV heads. neox: RoPE pairs dimensions i and i + dims/2, else 2i
-    and 2i + 1. norm: its kind decides which key has the eps. Raises ModelError for missing or
+    and 2i + 1. norm: its kind decides which key has the eps. hybrid: layers without KV heads are
+    recurrent, and have the attention of another layer in the spec. Raises ModelError for missing or
     impossible sizes.
     """
     m = Metadata(file, arch)
     hidden = m.size("embedding_length", MAX_WIDTH)
     n_layers, n_nextn = m.layers()
     n_heads = m.size("attention.head_count", MAX_HEADS)
-    n_kv_heads = m.sizes("attention.head_count_kv", MAX_HEADS, n_layers, default=n_heads)
+    n_kv_heads = m.kv_heads(n_heads, n_layers, hybrid=hybrid)
     head_dim = m.size("attention.key_length", MAX_WIDTH, default=max(1, hidden // n_heads))
     head_dim_v = m.size("attention.value_length", MAX_WIDTH, default=head_dim)
     rope = rope_from(file, arch, head_dim, neox=neox)
     attention = []
-    for n in n_kv_heads:
+    for n in (n or max(n_kv_heads) for n in n_kv_heads):
         m.check_sharing(n_heads, n)
         attention.append(
             Attention(

@@ -48,8 +48,8 @@ struct quantize {
     enum : size_t { x, n_inputs };
 };
 
-struct conv_silu {
-    enum : size_t { x, weight, state, n_inputs };
+struct causal_conv {
+    enum : size_t { x, weight, bias, state, n_inputs };
 };
 
 struct head_linear {

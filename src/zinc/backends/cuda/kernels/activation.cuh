@@ -29,6 +29,7 @@ DEVICE float activate(uint act, float g, float u, float alpha, float limit)
         return 0.5f * g * (1.0f + tanh(t)) * u;
     }
     case GELU_ERF: return gelu(g) * u;
+    case IDENTITY: return g * u;
     case RELU_SQUARED:
         g = max(g, 0.0f);
         return g * g * u;

@@ -1,6 +1,6 @@
-// SiLU of a causal convolution over many rows, in two kernels, because y may overwrite x. Rows of a step
+// A causal convolution over many rows, in two kernels, because y may overwrite x. Rows of a step
 // are divided into blocks of BLOCK_ROWS rows of one sequence. conv_edges saves the TAPS - 1 rows of x
-// before each block; conv_rows processes the blocks in parallel. The state is that of conv_silu.cu.
+// before each block; conv_rows processes the blocks in parallel. The state is that of causal_conv.cu.
 
 #include "arguments.h"
 

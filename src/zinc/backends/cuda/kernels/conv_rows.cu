@@ -25,12 +25,14 @@ KERNEL(conv_rows, Arguments)
     if (block.rows == 0) return;
     uint col = blockIdx.x * COLS + 4 * lane, first = warp * ROWS;
     uint source = min(col, (args.cols - 1) / 4 * 4); // past the last column nothing is stored
-    float4 line[EDGE + ROWS], taps[TAPS];
+    float4 line[EDGE + ROWS], taps[TAPS], bias = 0.0f;
     UNROLL for (uint i = 0; i < EDGE + ROWS; i++)
         line[i] = loadRow(args, block, int(first + i) - EDGE, source);
     UNROLL for (uint t = 0; t < TAPS; t++)
         UNROLL for (uint j = 0; j < 4; j++)
             taps[t][j] = args.weight[min(source + j, args.cols - 1) * TAPS + t];
+    if (BIAS)
+        UNROLL for (uint j = 0; j < 4; j++) bias[j] = args.bias[min(source + j, args.cols - 1)];
 #if ROLLBACK
     __syncthreads();
 #else
@@ -44,9 +46,10 @@ KERNEL(conv_rows, Arguments)
     UNROLL for (uint i = 0; i < ROWS; i++)
     {
         if (first + i >= block.rows) break;
-        float4 sum = 0.0f;
+        float4 sum = bias;
         UNROLL for (uint t = 0; t < TAPS; t++) sum += taps[t] * line[i + t];
-        UNROLL for (uint j = 0; j < 4; j++) sum[j] *= sigmoid(sum[j]);
+        if (WITH_SILU)
+            UNROLL for (uint j = 0; j < 4; j++) sum[j] *= sigmoid(sum[j]);
         uint row = block.start + first + i;
         storeFour(rowAt(args.y, row, args.y_stride), args.cols, col, sum);
 #if ROLLBACK

@@ -18,7 +18,7 @@ from zinc.gpu.arguments.structs import ConvBlockArguments, DeltaChunkArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower import recurrent
-from zinc.gpu.lower.operands import ceil_div, in_vectors, operand, rows
+from zinc.gpu.lower.operands import ceil_div, in_vectors, operand, rows, vector_or_null
 from zinc.ops.values import RecurrentState, Weight
 
 CHUNK = 32  # equals CHUNK in kernels/delta_chunk.cuh
@@ -34,13 +34,12 @@ HEAD, TAIL = 1, 3  # equal those in kernels/delta_parts.cuh
 MAX_K_DIM = 128  # longest columns that fit into the registers of a warp
 
 
-@lowers("conv_silu")
-def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    """Lower the op `conv_silu`."""
-    attrs = launch.attributes
-    taps = int(attrs["taps"])
+@lowers("causal_conv")
+def causal_conv(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    """Lower the op `causal_conv`."""
+    taps = int(launch.attributes["taps"])
     if not _has_many(bucket) or taps > CONV_ROWS // 8:
-        return recurrent.conv_silu(launch, at, bucket)
+        return recurrent.causal_conv(launch, at, bucket)
     x, weight = rows(launch, "x"), operand(launch, "weight", Weight)
     state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
     blocks = bucket.tokens // CONV_ROWS + bucket.sequences
@@ -48,6 +47,7 @@ def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         step=at.step,
         x=at.ref(x),
         weight=at.vector(weight),
+        bias=vector_or_null(at, launch.input("bias")),
         state=at.recurrent(state),
         y=at.ref(y),
         edges=at.scratch.take(4 * blocks * (taps - 1) * x.cols),
@@ -56,8 +56,7 @@ def conv_silu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         cols=x.cols,
         slot_floats=state.floats,
     )
-    rollback = int(attrs.get("rollback", 0))
-    defines = (("ROLLBACK", rollback), ("TAPS", taps), ("VECTORS", in_vectors(at, x, y)))
+    defines = (*recurrent.conv_defines(launch), ("VECTORS", in_vectors(at, x, y)))
     edges, convolution = (KernelVariant(name, defines) for name in ("conv_edges", "conv_rows"))
     return [
         Dispatch(edges, arguments, (ceil_div(x.cols, EDGE_COLS), blocks, 1)),

@@ -84,8 +84,15 @@ inline F32x16 gelu_erf(F32x16 x) {
     return x * where_lt(x, F32x16::zero(), tail, one - tail);
 }
 
-enum class ActivationFn : int { silu = 0, gelu = 1, relu_squared = 2, clamped_swiglu = 3, gelu_erf = 4 };
-constexpr int kLastActivation = 4;
+enum class ActivationFn : int {
+    silu = 0,
+    gelu = 1,
+    relu_squared = 2,
+    clamped_swiglu = 3,
+    gelu_erf = 4,
+    identity = 5
+};
+constexpr int kLastActivation = 5;
 
 struct Glu {
     ActivationFn fn = ActivationFn::silu;
@@ -98,6 +105,7 @@ inline F32x16 glu(const Glu& p, F32x16 gate, F32x16 up) {
     switch (p.fn) {
         case ActivationFn::gelu: return gelu(gate) * up;
         case ActivationFn::gelu_erf: return gelu_erf(gate) * up;
+        case ActivationFn::identity: return gate * up;
         case ActivationFn::relu_squared: {
             const F32x16 r = max(F32x16::zero(), gate);
             return r * r * up;

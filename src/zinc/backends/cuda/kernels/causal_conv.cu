@@ -1,12 +1,14 @@
-// SiLU of a causal convolution along each sequence (group.y), for each column by itself. COLS
+// A causal convolution along each sequence (group.y), for each column by itself. COLS
 // columns (group.x) go through the rows ROWS at a time, so that y may overwrite x. The state holds
 // the last TAPS - 1 rows of x, oldest first.
+//   BIAS      each column has a bias
+//   WITH_SILU y is SiLU of the sum
 //   ROLLBACK  if not 0, the state is a ring of TAPS - 1 + ROLLBACK rows by their position, so that
 //             a sequence can be set back by that many rows
 
 #include "arguments.h"
 
-using Arguments = ConvSiluArguments;
+using Arguments = CausalConvArguments;
 
 #include "step.cuh"
 #include "activation.cuh"
@@ -18,7 +20,7 @@ using Arguments = ConvSiluArguments;
 
 SHARED float line[ROWS + TAPS - 1][COLS];
 
-KERNEL(conv_silu, Arguments)
+KERNEL(causal_conv, Arguments)
 {
     const uint3 group = uint3(blockIdx.x, blockIdx.y, blockIdx.z);
     const uint thread = threadIdx.x;
@@ -34,6 +36,7 @@ KERNEL(conv_silu, Arguments)
     uint position = positionOf(args.step, at);
     float taps[TAPS];
     UNROLL for (uint t = 0; t < TAPS; t++) taps[t] = args.weight[source * TAPS + t];
+    float bias = BIAS ? args.bias[source] : 0.0f;
     for (uint t = side; t < TAPS - 1; t += SIDE)
 #if ROLLBACK
         line[t][c] = position + t < TAPS - 1
@@ -51,10 +54,10 @@ KERNEL(conv_silu, Arguments)
         __syncthreads();
         for (uint i = side; i < n; i += SIDE)
         {
-            float sum = 0;
+            float sum = bias;
             UNROLL for (uint t = 0; t < TAPS; t++) sum += taps[t] * line[i + t][c];
-            if (inside)
-                ((float*)(args.y + uint64_t(at + i) * args.y_stride))[col] = sum * sigmoid(sum);
+            if (WITH_SILU) sum *= sigmoid(sum);
+            if (inside) ((float*)(args.y + uint64_t(at + i) * args.y_stride))[col] = sum;
 #if ROLLBACK
             if (inside && at + i + RING >= end)
                 state[(position + i) % RING * args.cols + col] = line[TAPS - 1 + i][c];

@@ -1,4 +1,5 @@
-// conv_silu: y[t] = silu(sum over taps i of weight[i] * x[t - (taps - 1) + i]) for each column.
+// causal_conv: y[t] = f(bias + sum over taps i of weight[i] * x[t - (taps - 1) + i]) for each column, where f
+// is SiLU or the identity.
 //
 // A chunk is a run of columns over all rows of the step. It starts with the last row of a sequence: y[t]
 // reads no row of x after t, so y may be stored in place of x. Rows before the first row of the step come
@@ -13,7 +14,7 @@
 namespace zinc::ZINC_LEVEL {
 namespace {
 
-using in = operands::conv_silu;
+using in = operands::causal_conv;
 
 constexpr int kMaxTaps = 64, kMaxRollback = 64;
 constexpr int kStep = 64;        // the columns of a chunk are a multiple
@@ -22,6 +23,7 @@ constexpr int kElements = 2048;  // least elements of a chunk
 // weight is [cols][taps]; the state is [taps - 1 + rollback][cols]. y may alias x.
 struct Params {
     int taps, rollback;
+    bool silu;
     int state_rows() const { return taps - 1 + rollback; }
 };
 
@@ -34,7 +36,9 @@ void prepare(Launch& l, const Attrs& attrs) {
     Params& p = l.as<Params>();
     const int taps = p.taps = whole(l, attrs, "taps", 2, kMaxTaps);
     p.rollback = attrs.get("rollback", 0) == 0 ? 0 : whole(l, attrs, "rollback", 1, kMaxRollback);
+    p.silu = whole(l, attrs, "silu", 0, 1) != 0;
     require_vector(l, l.in[in::weight], "weight", int64_t{cols} * taps);
+    if (l.in[in::bias]) require_vector(l, l.in[in::bias], "bias", cols);
     require(l, l.in[in::state].state != nullptr, "needs a state");
     require(l, l.in[in::state].state->floats_per_slot == int64_t{cols} * p.state_rows(),
             "the state must hold " + std::to_string(p.state_rows()) + " rows of x");
@@ -63,6 +67,8 @@ struct Line {
     const float* const* x;
     const float* weight;
     int64_t weight_stride;
+    const float* bias;  // null without any
+    bool silu;
     float* y;
     const float* next;  // a row that is read soon, to prefetch
     int n;
@@ -72,11 +78,11 @@ template <class Taps>
 void convolve(const Line& line, Taps taps) {
     for_lanes(0, line.n, [&](int c, auto lanes) {
         __builtin_prefetch(line.next + c);
-        F32x16 total = F32x16::zero();
+        F32x16 total = line.bias ? load(line.bias + c, lanes) : F32x16::zero();
         for (int i = 0; i < taps; ++i)
             total =
                 fma(load(line.weight + i * line.weight_stride + c, lanes), load(line.x[i] + c, lanes), total);
-        store(silu(total), line.y + c, lanes);
+        store(line.silu ? silu(total) : total, line.y + c, lanes);
     });
 }
 
@@ -97,6 +103,7 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     const int taps = p.taps, old = taps - 1, cols = l.in[in::x].cols, step = chunk_cols(l, batch);
     const int first = chunk * step, n = std::min(step, cols - first);
     const auto* weight = reinterpret_cast<const float*>(l.shared.data) + first;
+    const float* bias = l.in[in::bias] ? l.in[in::bias].tensor->vector() + first : nullptr;
     const StateLayer& states = *l.in[in::state].state;
     float* before = scratch.get(static_cast<size_t>(old) * static_cast<size_t>(step));
     for (int s = 0; s < batch.n_sequences; ++s) {
@@ -121,8 +128,9 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
         const float* x[kMaxTaps];
         for (int t = end - 1; t >= begin; --t) {
             for (int i = 0; i < taps; ++i) x[i] = row(t - old + i);
-            const Line line{x, weight, cols, l.out[0].row(t) + first, row(std::max(begin - old, t - taps)),
-                            n};
+            const Line line{
+                x, weight, cols, bias, p.silu, l.out[0].row(t) + first, row(std::max(begin - old, t - taps)),
+                n};
             if (taps == 4)
                 convolve(line, std::integral_constant<int, 4>());
             else
@@ -133,6 +141,6 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
 
 }  // namespace
 
-const Kernel conv_silu_kernel{"conv_silu", prepare, chunks, run};
+const Kernel causal_conv_kernel{"causal_conv", prepare, chunks, run};
 
 }  // namespace zinc::ZINC_LEVEL
