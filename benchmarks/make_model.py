@@ -44,6 +44,25 @@ class DeltaNet:
 
 
 @dataclass(frozen=True)
+class Mamba2:
+    """Sizes of Mamba-2 layers."""
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int = 1
+    taps: int = 4
+
+    @property
+    def cols(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def conv_cols(self) -> int:
+        return self.cols + 2 * self.groups * self.state
+
+
+@dataclass(frozen=True)
 class Experts:
     """Sizes of a mixture of experts.
 
@@ -77,8 +96,8 @@ class Shape:
     delta: recurrent layers; attention then has an output gate. biases: biases on all projections
     and attention sinks, as in gpt-oss. post_norms: a norm after attention and one after the MLP.
     window: sliding window in tokens. dense_layers: layers before the first one with experts.
-    short_conv: taps of recurrent layers that are short convolutions. attends: layers that attend,
-    if the others are recurrent without being `delta`.
+    short_conv: taps of recurrent layers that are short convolutions. mamba: recurrent layers that
+    are Mamba-2. attends: layers that attend, if the others are one of these two.
     """
 
     arch: str
@@ -102,6 +121,7 @@ class Shape:
     latent: Latent | None = None
     dense_layers: int = 0
     short_conv: int = 0
+    mamba: Mamba2 | None = None
     attends: tuple[int, ...] = ()
 
     def is_recurrent(self, layer: int) -> bool:
@@ -144,6 +164,12 @@ SHAPES = {
         *("lfm2", 16, 2048, 8192, 32, 8, 64, 65536, 128000, 1e6),
         short_conv=3,
         attends=(2, 5, 8, 10, 12, 14),
+    ),
+    "granite4-h-1b": Shape(
+        *("granitehybrid", 40, 1536, 4096, 12, 4, 128, 100352, 131072, 1e4),
+        qk_norm=False,
+        mamba=Mamba2(48, 64, 128),
+        attends=(5, 15, 25, 35),
     ),
     "gemma3-1b": Shape(
         *("gemma3", 26, 1152, 6912, 4, 1, 256, 262144, 32768, 1e6),
@@ -287,6 +313,16 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
             yield f"{p}ssm_dt.bias", (delta.v_heads,), f32
             yield f"{p}ssm_norm.weight", (delta.head_dim,), f32
             yield matrix(p, "ssm_out", i, shape.hidden, delta.v_cols)
+        elif shape.mamba is not None and shape.is_recurrent(i):
+            m = shape.mamba
+            yield matrix(p, "ssm_in", i, m.cols + m.conv_cols + m.heads, shape.hidden)
+            yield matrix(p, "ssm_conv1d", i, m.conv_cols, m.taps)
+            yield f"{p}ssm_conv1d.bias", (m.conv_cols,), f32
+            yield f"{p}ssm_a", (m.heads, 1), f32
+            yield f"{p}ssm_d", (m.heads, 1), f32
+            yield f"{p}ssm_dt.bias", (m.heads,), f32
+            yield f"{p}ssm_norm.weight", (m.groups, m.cols // m.groups), f32
+            yield matrix(p, "ssm_out", i, shape.hidden, m.cols)
         elif shape.is_recurrent(i):
             yield matrix(p, "shortconv.in_proj", i, 3 * shape.hidden, shape.hidden)
             yield matrix(p, "shortconv.conv", i, shape.hidden, shape.short_conv)
@@ -343,6 +379,12 @@ def write(path: str, shape: Shape, mix: str, seed: int = 0, repeat: bool = False
         kv_heads = [shape.kv_heads * (not shape.is_recurrent(i)) for i in range(shape.layers)]
         key = f"{arch}.attention.head_count_kv"
         w.add(key, kv_heads if shape.attends else shape.kv_heads)
+        if shape.mamba is not None:
+            w.add(f"{arch}.ssm.conv_kernel", shape.mamba.taps)
+            w.add(f"{arch}.ssm.state_size", shape.mamba.state)
+            w.add(f"{arch}.ssm.group_count", shape.mamba.groups)
+            w.add(f"{arch}.ssm.time_step_rank", shape.mamba.heads)
+            w.add(f"{arch}.ssm.inner_size", shape.mamba.cols)
         if shape.short_conv:
             w.add(f"{arch}.shortconv.l_cache", shape.short_conv)
         w.add(f"{arch}.attention.key_length", shape.head_dim)
@@ -389,7 +431,7 @@ def write(path: str, shape: Shape, mix: str, seed: int = 0, repeat: bool = False
         w.add("tokenizer.ggml.eos_token_id", len(tokens) - 1)
         w.add("tokenizer.ggml.add_bos_token", False)
         for name, dims, type in tensors(shape, mix):
-            if len(dims) == 1:
+            if len(dims) == 1 or dims[-1] == 1 or name.endswith("ssm_norm.weight"):
                 values = 1 + 0.1 * rng.standard_normal(dims)
                 values *= -1 if name.endswith("ssm_a") else 1
                 data = values.astype(np.float32).view(np.uint8)

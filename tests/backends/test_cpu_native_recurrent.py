@@ -348,7 +348,13 @@ def rows_op(name: str, cols: int, *, gate_cols: int | None = None, n: int = 9) -
     if name == "gate":
         return Op("gate", [x, z], [], {}, cols)
     group = 32 if cols % 32 == 0 else cols
-    return Op("gated_norm", [x, z], [vector(normal(2, group))], {"eps": 1e-6, "group": group}, cols)
+    return Op(
+        "gated_norm",
+        [x, z],
+        [vector(normal(2, group))],
+        {"eps": 1e-6, "gate_first": 0, "group": group},
+        cols,
+    )
 
 
 @pytest.mark.parametrize("aliased", [False, True])
@@ -438,8 +444,16 @@ def test_a_model_with_heads_of_an_unsupported_size_is_refused(level: str) -> Non
 def test_bad_operands_of_gates(level: str) -> None:
     refused(level, rows_op("gate", 64, gate_cols=32), "g must have one column or those of x")
     op = rows_op("gated_norm", 64)
-    refused(level, Op(**{**vars(op), "attrs": {"eps": 1e-6, "group": 48}}), "must divide")
-    refused(level, Op(**{**vars(op), "attrs": {"eps": 1e-6, "group": 64}}), "weight has 32 values")
+    refused(
+        level,
+        Op(**{**vars(op), "attrs": {"eps": 1e-6, "gate_first": 0, "group": 48}}),
+        "must divide",
+    )
+    refused(
+        level,
+        Op(**{**vars(op), "attrs": {"eps": 1e-6, "gate_first": 0, "group": 64}}),
+        "weight has 32 values",
+    )
 
 
 def test_a_missing_state_slot_is_an_error(level: str) -> None:

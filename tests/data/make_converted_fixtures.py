@@ -73,6 +73,19 @@ SHORT_CONV: dict[str, Any] = {
     "layer_types": ["conv", "conv", FULL, "conv"],
     "block_auto_adjust_ff_dim": False,
 }
+MAMBA2: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 32,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 16,
+    "mamba_d_head": 16,
+    "mamba_chunk_size": 16,
+    **HEADS,
+}
 YARN = PLAIN | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -278,6 +291,13 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         num_experts_per_tok=2,
         **HEADS,
         **SCALES,
+    ),
+    "granitehybrid": lambda: model("GraniteMoeHybrid", **MAMBA2, **SCALES),
+    "granitehybridmoe": lambda: model(
+        "GraniteMoeHybrid",
+        **MAMBA2
+        | {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"]}
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "mamba_n_groups": 2},
     ),
     "hunyuan": lambda: model("HunYuanDenseV1", num_hidden_layers=2),
     "hunyuanmoe": lambda: model(
@@ -517,6 +537,9 @@ PUBLISHED = {
         },
         bailing,
     ),
+    # transformers renamed the kinds of layers.
+    "granitehybrid": Published({"layer_types": ["mamba", "attention", "mamba", "mamba"]}),
+    "granitehybridmoe": Published({"layer_types": ["mamba", "attention"]}),
     "internlm2": Published({"architectures": ["InternLM2ForCausalLM"]}, internlm2),
     "mimo2": Published(
         {
@@ -584,6 +607,8 @@ def convert(model: torch.nn.Module, target: Path) -> None:
             json.dumps({"model": tokens, "added_tokens": []})
         )
         config = ModelBase.load_hparams(Path(folder), False)
+        if target.stem in PUBLISHED:  # transformers renames values when it reads the file
+            config |= PUBLISHED[target.stem].config
         rope = config.get("rope_parameters") or {}
         config.setdefault("rotary_pct", rope.get("partial_rotary_factor", 1.0))  # an older name
         # transformers renamed the class of Phi 3.5 MoE.

@@ -177,7 +177,8 @@ def _graph(name: str) -> Graph:
             return load(file)[1]
     make_model = _make_model()
     shape = make_model.SHAPES[name.removeprefix("shape-")]
-    layers = min(shape.layers, 2 * shape.delta.interval if shape.delta else 3)
+    first_attending = max(shape.attends[:1], default=2)
+    layers = min(shape.layers, 2 * shape.delta.interval if shape.delta else first_attending + 1)
     mix = "mxfp4" if shape.arch == "gpt-oss" else "q4_k_m"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"

@@ -43,18 +43,26 @@ def assert_same_model(path: Path, name: str) -> None:
 # -- State ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("backend", "n"),
-    [
-        pytest.param(backend, n, marks=() if backend == "cpu" or n < 1024 else pytest.mark.every)
-        for backend in BACKENDS
-        for n in (128 if backend == "vulkan" else 512, 1024)
-    ],
-)
-def test_a_long_run_does_not_drift(backend: str, n: int) -> None:
+LONG_RUNS = [
+    pytest.param(
+        name,
+        backend,
+        n,
+        marks=()
+        if backend == "cpu" or (name, n < 1024) == ("qwen35moe", True)
+        else pytest.mark.every,
+    )
+    for name in ("qwen35moe", "granitehybrid", "lfm2")
+    for backend in BACKENDS
+    for n in (128 if backend == "vulkan" else 512, 1024)
+]
+
+
+@pytest.mark.parametrize(("name", "backend", "n"), LONG_RUNS)
+def test_a_long_run_does_not_drift(name: str, backend: str, n: int) -> None:
     """Steps of 96 tokens and of one give finite states and the same logits."""
-    path = FIXTURES / "qwen35moe.gguf"
-    ids = np.random.default_rng(3).integers(512, size=n).astype(np.int32)
+    path = FIXTURES / f"{name}.gguf"
+    ids = np.random.default_rng(3).integers(96, size=n).astype(np.int32)
     runner = Runner(path, backend, n_sequences=2, room=n)
     in_chunks = runner.feed_in_chunks(ids, 96)
     singly = runner.feed_in_chunks(ids, 1, sequence=1)
@@ -196,9 +204,19 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("qwen35", {}, {"blk.0.attn_gate.weight": None}, "blk.0.attn_gate.weight of shape [128, 64]"),
     ("lfm2", {"shortconv.l_cache": 1}, {}, "shortconv.l_cache is 1, and a convolution needs 2"),
     ("lfm2", {"shortconv.l_cache": 4}, {}, "shortconv.conv.weight has shape [32, 3], but"),
-    ("lfm2", {"attention.head_count_kv": [0] * 4}, {}, "must be 0 to 1024 for each layer"),
+    ("lfm2", {"attention.head_count_kv": [0] * 4}, {}, "[0, 0, 0, 0] heads for the layers"),
     ("lfm2", {"attention.head_count_kv": [0, 1, 1, 0]}, {}, "blk.1.attn_q.weight of shape"),
     ("lfm2", {"attention.head_count_kv": [0, 1]}, {}, "has 2 elements for 4 layers"),
+    ("granitehybrid", {"ssm.inner_size": 66}, {}, "4 heads cannot share 66 inner columns and 1"),
+    ("granitehybrid", {"ssm.group_count": 3}, {}, "inner columns and 3 groups evenly"),
+    ("granitehybrid", {"ssm.state_size": 8}, {}, "blk.0.ssm_in.weight has shape [164, 32], but"),
+    ("granitehybrid", {}, {"blk.0.ssm_d": None}, "blk.0.ssm_d of shape [4, 1] is missing"),
+    (
+        "granitehybrid",
+        {},
+        {"blk.2.ssm_conv1d.bias": None},
+        "blk.2.ssm_conv1d.bias of shape [96] is",
+    ),
     ("qwen35", {}, {"blk.3.attn_q_norm.weight": None}, "blk.3.attn_q_norm.weight of shape [32] is"),
 ]
 

@@ -19,8 +19,9 @@ from zinc.backends.api import Backend
 from zinc.backends.plans import Plan
 from zinc.ops.recurrent_state import CHUNK
 
-HYBRIDS = ["qwen35", "qwen3next", "qwen35moe", "lfm2"]
-SMALL_HEADS = [("deepseek2", "q8_0"), ("lfm2", "q8_0")]  # which do not fit the groups of q8_0
+HYBRIDS = ["qwen35", "qwen3next", "qwen35moe", "lfm2", "granitehybrid"]
+# Whose heads do not fit the groups of q8_0.
+SMALL_HEADS = [(name, "q8_0") for name in ("deepseek2", "lfm2", "granitehybrid")]
 # Recurrent layers, sliding windows and latent attention.
 FAMILIES = [
     ("cpu", name, kv_dtype)
@@ -31,7 +32,13 @@ FAMILIES = [
 DEVICES = [name for name in computing() if name != "cpu"]
 RUNS = [
     *[run for run in FAMILIES if "cpu" in computing()],
-    *[(backend, name, "f16") for backend in DEVICES for name in HYBRIDS],
+    *[
+        pytest.param(
+            backend, name, "f16", marks=pytest.mark.every if name == "granitehybrid" else ()
+        )
+        for backend in DEVICES
+        for name in HYBRIDS
+    ],
 ]
 ON_HYBRIDS = effort.on_backends(HYBRIDS, computing(), ["qwen35"])
 N_TOKENS = MAX_TOKENS

@@ -13,11 +13,19 @@ from zinc.ops.graph import Node
 from zinc.ops.recurrent import DeltaShape, delta_case, delta_rule_in_chunks
 from zinc.ops.recurrent_state import CHUNK, StateView
 from zinc.ops.registry import Reference
+from zinc.ops.ssm import ssm_scan_in_chunks
 from zinc.ops.step import Step
 from zinc.ops.values import RecurrentState, Value, Weight
 
 PLAIN = OPS["delta_rule"].reference
-CASES = [case for name in ("delta_rule", "causal_conv") for case in OPS[name].cases()]
+NAMES = ("delta_rule", "ssm_scan", "causal_conv")
+CASES = [case for name in NAMES for case in OPS[name].cases()]
+# Cases with the recurrence and the chunkwise form of their op.
+FORMS = [
+    (case, OPS[name].reference, in_chunks)
+    for name, in_chunks in (("delta_rule", delta_rule_in_chunks), ("ssm_scan", ssm_scan_in_chunks))
+    for case in OPS[name].cases()
+]
 LONG = delta_case("long", DeltaShape(2, 4, 32, 16), (3 * CHUNK + 11,), pace=0.05)
 
 
@@ -52,7 +60,7 @@ def run(case: Case, reference: Reference, cut: int = 1 << 20, seed: int = 0) -> 
 
     State slots are filled with noise first.
     """
-    node = next(n for n in case.graph.nodes if n.op in ("delta_rule", "causal_conv"))
+    node = next(n for n in case.graph.nodes if n.op in NAMES)
     view = StateView(np.zeros((0, 0), np.float32))
     inputs = []
     for x in node.inputs:
@@ -88,16 +96,18 @@ def error(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.abs(got - want).max() / np.abs(want).max())
 
 
-@pytest.mark.parametrize("case", list(OPS["delta_rule"].cases()), ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "plain", "in_chunks"), FORMS)
 @pytest.mark.parametrize("cut", [1, 7, CHUNK, 1 << 20])
-def test_the_chunkwise_form_equals_the_recurrence(case: Case, cut: int) -> None:
-    assert error(run(case, delta_rule_in_chunks, cut), run(case, PLAIN)) < 2e-6
+def test_the_chunkwise_form_equals_the_recurrence(
+    case: Case, plain: Reference, in_chunks: Reference, cut: int
+) -> None:
+    assert error(run(case, in_chunks, cut), run(case, plain)) < 2e-6
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("cut", [1, 2, 13])
 def test_the_result_does_not_depend_on_how_a_prompt_was_cut(case: Case, cut: int) -> None:
-    op = next(n.op for n in case.graph.nodes if n.op in ("delta_rule", "causal_conv"))
+    op = next(n.op for n in case.graph.nodes if n.op in NAMES)
     reference: Callable[..., Sequence[np.ndarray]] = OPS[op].reference
     assert error(run(case, reference, cut), run(case, reference)) < 2e-6
 

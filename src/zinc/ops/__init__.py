@@ -15,6 +15,7 @@ from zinc.ops import (
     rope_attention,
     routed_experts,
     sampling,
+    ssm,
 )
 from zinc.ops.registry import OPS, Cost, Op
 
@@ -36,4 +37,5 @@ __all__ = [
     "rope_attention",
     "routed_experts",
     "sampling",
+    "ssm",
 ]

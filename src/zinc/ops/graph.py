@@ -254,10 +254,32 @@ class Graph:
         assert g.cols in (1, x.cols)
         return self._make("gate", [x, g], x.cols, x.dim)
 
-    def gated_norm(self, x: Value, z: Value, weight: Weight, *, eps: float) -> Value:
-        """Return rms_norm(x) * weight * silu(z) for each run of weight.cols columns."""
+    def gated_norm(
+        self,
+        x: Value,
+        z: Value,
+        weight: Weight,
+        *,
+        eps: float,
+        group: int = 0,
+        gate_first: bool = False,
+    ) -> Value:
+        """Return rms_norm(x) * weight * silu(z) for each run of weight.cols columns.
+
+        With `gate_first`, return rms_norm(x * silu(z)) * weight for each run of `group` columns,
+        and the weight has an element for each column.
+        """
         assert x.cols == z.cols
-        return self._make("gated_norm", [x, z, weight], x.cols, x.dim, eps=eps, group=weight.cols)
+        assert weight.cols == x.cols or not gate_first
+        return self._make(
+            "gated_norm",
+            [x, z, weight],
+            x.cols,
+            x.dim,
+            eps=eps,
+            group=group or weight.cols,
+            gate_first=int(gate_first),
+        )
 
     def causal_conv(
         self,
@@ -312,6 +334,38 @@ class Graph:
             k_dim=k_dim,
             v_dim=v_dim,
             grouped=int(grouped),
+        )
+
+    def ssm_scan(
+        self,
+        xbc: Value,
+        dt: Value,
+        decay: Weight,
+        dt_bias: Weight,
+        skip: Weight,
+        state: RecurrentState,
+        *,
+        n_groups: int,
+        state_dim: int,
+        head_dim: int,
+    ) -> Value:
+        """Run the scan of Mamba-2 on rows [x of all heads | B | C of all groups] (zinc.ops.ssm).
+
+        dt has a column, decay, dt_bias and skip an element for each head. A head reads B and C of
+        group h // (heads / n_groups).
+        """
+        n_heads = dt.cols
+        assert decay.cols == dt_bias.cols == skip.cols == n_heads
+        assert xbc.cols == n_heads * head_dim + 2 * n_groups * state_dim
+        return self._make(
+            "ssm_scan",
+            [xbc, dt, decay, dt_bias, skip, state],
+            n_heads * head_dim,
+            xbc.dim,
+            n_k_heads=n_groups,
+            n_v_heads=n_heads,
+            k_dim=state_dim,
+            v_dim=head_dim,
         )
 
     def concat_heads(self, a: Value, b: Value, *, n_heads: int) -> Value:

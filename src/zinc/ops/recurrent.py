@@ -81,7 +81,7 @@ class DeltaShape:
 def _delta_cost(node: Node) -> Cost:
     """Return the cost of the chunkwise form: two products with S for each row."""
     qkv, out = node.rows("qkv"), node.outputs[0]
-    shape = _shape(node.attrs)
+    shape = delta_shape(node.attrs)
     inside = CHUNK // 2 * (3 * shape.v_cols + 2 * shape.n_v_heads * shape.k_dim)
     return Cost(
         row_bytes=4 * (qkv.cols + 2 * shape.n_v_heads + out.cols),
@@ -126,7 +126,7 @@ def _delta_cases() -> Iterator[Case]:
 
 def _delta_rollback(node: Node, rows: int) -> Node:
     """Return the node with a state of two halves, which is enough for up to CHUNK rows."""
-    return with_rollback(node, rows, 2 * _shape(node.attrs).state_floats)
+    return with_rollback(node, rows, 2 * delta_shape(node.attrs).state_floats)
 
 
 @op(
@@ -169,12 +169,12 @@ def delta_rule(
     """
     if attrs.get("rollback"):
         return delta_rule_in_chunks(step, attrs, qkv, alpha, beta, decay, decay_bias, state)
-    shape = _shape(attrs)
+    shape = delta_shape(attrs)
     q, k, v = _heads(qkv, shape, bool(attrs["grouped"]))
     g, b = np.exp(_log_decay(alpha, decay, decay_bias)), sigmoid(beta.astype(np.float64))
     o = np.empty((len(qkv), shape.n_v_heads, shape.v_dim), np.float32)
     for s, span in sequences(step):
-        stored = _slot(state.at(step, s), shape)[0]
+        stored = slot_views(state.at(step, s), shape)[0]
         matrix = stored.astype(np.float64)
         for t in range(span.start, span.stop):
             matrix *= g[t, :, None, None]
@@ -209,7 +209,7 @@ def delta_rule_in_chunks(
     any row, keep k, d and g of its rows in the slot and continue in the next step. G_t / G_j is a
     product of factors up to 1: differences of sums of log g would lose precision with a fast decay.
     """
-    shape = _shape(attrs)
+    shape = delta_shape(attrs)
     q, k_rows, v = _heads(qkv, shape, bool(attrs["grouped"]))
     g, b = np.exp(_log_decay(alpha, decay, decay_bias)), sigmoid(beta.astype(np.float64))
     o = np.empty((len(qkv), shape.n_v_heads, shape.v_dim), np.float32)
@@ -218,11 +218,11 @@ def delta_rule_in_chunks(
         at, position = span.start, int(step.positions[span.start])
         while at < span.stop:
             chunk, old = divmod(position, CHUNK)  # old: rows of the chunk from earlier steps
-            matrix, k_kept, d, g_kept = _slot(halves[chunk % len(halves)], shape)
+            matrix, k_kept, d, g_kept = slot_views(halves[chunk % len(halves)], shape)
             n = min(CHUNK - old, span.stop - at)
             new, end = slice(at, at + n), old + n
             k_kept[:, :, old:end], g_kept[:, old:end] = k_rows[new].transpose(1, 2, 0), g[new].T
-            ratio, whole = _decay(g_kept[:, :end])
+            ratio, whole = decay_products(g_kept[:, :end])
             left = ratio[:, -1]  # [heads, rows], decay from each row to the end of the chunk
             ratio, whole = ratio[:, old:], whole[:, old:, None]
             k, k_new, q_new = k_kept[:, :, :end], k_rows[new], q[new].transpose(1, 0, 2)
@@ -235,13 +235,13 @@ def delta_rule_in_chunks(
             mixed = whole * (q_new @ matrix) + k_by_q @ d[:, :end]
             o[new] = mixed.transpose(1, 0, 2)
             if end == CHUNK:
-                after = _slot(halves[(chunk + 1) % len(halves)], shape)[0]
+                after = slot_views(halves[(chunk + 1) % len(halves)], shape)[0]
                 after[:] = whole[:, -1:] * matrix + (k * left[:, None]) @ d
             at, position = at + n, position + n
     return [o.reshape(len(o), -1)]
 
 
-def _decay(g: FloatArray) -> tuple[Float64Array, Float64Array]:
+def decay_products(g: FloatArray) -> tuple[Float64Array, Float64Array]:
     """Return G_t / G_j [heads, t, j], 0 for j > t, and G_t [heads, t], from g [heads, rows]."""
     heads, n = g.shape
     decay = np.zeros((heads, n, n))
@@ -251,7 +251,7 @@ def _decay(g: FloatArray) -> tuple[Float64Array, Float64Array]:
     return decay, np.cumprod(g, axis=1, dtype=np.float64)
 
 
-def _slot(state: FloatArray, shape: DeltaShape) -> tuple[FloatArray, ...]:
+def slot_views(state: FloatArray, shape: DeltaShape) -> tuple[FloatArray, ...]:
     """Return views of S, k, d and g of each head of a slot, or of half a slot."""
     heads = state.reshape(shape.n_v_heads, -1)
     views, at = [], 0
@@ -267,7 +267,8 @@ def _slot(state: FloatArray, shape: DeltaShape) -> tuple[FloatArray, ...]:
     return tuple(views)
 
 
-def _shape(attrs: Attrs) -> DeltaShape:
+def delta_shape(attrs: Attrs) -> DeltaShape:
+    """Return the sizes in the attributes of a node."""
     return DeltaShape(*(int(attrs[x]) for x in ("n_k_heads", "n_v_heads", "k_dim", "v_dim")))
 
 
@@ -308,6 +309,11 @@ def _gated_cases() -> Iterator[Case]:
         case = Case(f"{cols}by{group}")
         x, z, weight = case.rows(cols), case.rows(cols, scale=3.0), case.vector(group)
         yield case.returns(case.graph.gated_norm(x, z, weight, eps=1e-6))
+    for cols, group in ((96, 96), (256, 64)):
+        case = Case(f"{cols}by{group}-gate-first")
+        x, z, weight = case.rows(cols), case.rows(cols, scale=3.0), case.vector(cols)
+        y = case.graph.gated_norm(x, z, weight, eps=1e-6, group=group, gate_first=True)
+        yield case.returns(y)
 
 
 @op(
@@ -325,8 +331,12 @@ def gated_norm(
 ) -> Sequence[FloatArray]:
     """Return rms_norm of each run of `group` columns of x, times weight [group], times silu(z).
 
-    Kernels may store the result quantised.
+    With the attribute `gate_first`, return rms_norm of the runs of x * silu(z), times a weight for
+    each column. Kernels may store the result quantised.
     """
     gate = z.astype(np.float64)
-    y = normalise(x, weight, int(attrs["group"]), float(attrs["eps"]))
-    return [(y * gate * sigmoid(gate)).astype(np.float32)]
+    gate, group, eps = gate * sigmoid(gate), int(attrs["group"]), float(attrs["eps"])
+    if attrs["gate_first"]:
+        gated = (x * gate).astype(np.float32)
+        return [normalise(gated, None, group, eps) * weight]
+    return [(normalise(x, weight, group, eps) * gate).astype(np.float32)]

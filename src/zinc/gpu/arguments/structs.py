@@ -347,6 +347,7 @@ class DeltaRuleArguments(Struct):
     beta: Bytes
     decay: Floats
     decay_bias: Floats
+    skip: Annotated[Floats, "factors of v that a scan adds"]
     state: Floats
     y: Bytes
     arrived: Annotated[

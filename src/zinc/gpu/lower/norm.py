@@ -21,6 +21,8 @@ from zinc.gpu.lower.operands import (
     vector_or_null,
 )
 
+NORM_FIRST, GATE_FIRST = 1, 2  # values of GATED in kernels/norm.slang
+
 
 @lowers("rms_norm")
 def rms_norm(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
@@ -29,7 +31,8 @@ def rms_norm(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("gated_norm")
 def gated_norm(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    return _norm(launch, at, bucket, gated=True, other=rows(launch, "z"))
+    gated = GATE_FIRST if launch.attributes["gate_first"] else NORM_FIRST
+    return _norm(launch, at, bucket, gated=gated, other=rows(launch, "z"))
 
 
 @lowers("layer_norm")
@@ -42,7 +45,7 @@ def _norm(
     at: Addresses,
     bucket: Bucket,
     *,
-    gated: bool = False,
+    gated: int = 0,
     mean: bool = False,
     other: Ref | None = None,
     bias: int = 0,
@@ -61,7 +64,7 @@ def _norm(
         (
             ("THREADS", threads),
             ("FOURS", ceil_div(group, 4 * threads)),
-            ("GATED", int(gated)),
+            ("GATED", gated),
             ("Q8", is_q8(y)),
             ("VECTORS", int(aligned)),
             *((("MEAN", 1),) if mean else ()),

@@ -1,14 +1,21 @@
-"""Lowerings of the ops with a recurrent state: convolution along the sequence and delta rule."""
+"""Lowerings of the ops with a recurrent state: convolution, delta rule and scan."""
 
 from __future__ import annotations
 
-from zinc.backends.plans import Launch
+from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import CausalConvArguments, DeltaRuleArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.kernel_set import lowers
-from zinc.gpu.lower.operands import ceil_div, in_vectors, operand, rows, vector_or_null
+from zinc.gpu.lower.operands import (
+    ceil_div,
+    in_vectors,
+    operand,
+    ref_or_null,
+    rows,
+    vector_or_null,
+)
 from zinc.ops.recurrent_state import CHUNK
 from zinc.ops.values import RecurrentState, Weight
 
@@ -53,8 +60,31 @@ def conv_defines(launch: Launch) -> tuple[tuple[str, int], ...]:
 
 @lowers("delta_rule")
 def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    qkv, alpha, beta = (rows(launch, name) for name in ("qkv", "alpha", "beta"))
-    decay, decay_bias = (operand(launch, name, Weight) for name in ("decay", "decay_bias"))
+    names = ("qkv", "alpha", "decay", "decay_bias")
+    return _rule(launch, at, bucket, names, beta=rows(launch, "beta"))
+
+
+@lowers("ssm_scan")
+def ssm_scan(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    names = ("xbc", "dt", "decay", "dt_bias")
+    return _rule(launch, at, bucket, names, skip=operand(launch, "skip", Weight))
+
+
+def _rule(
+    launch: Launch,
+    at: Addresses,
+    bucket: Bucket,
+    names: tuple[str, str, str, str],
+    *,
+    beta: Ref | None = None,
+    skip: Weight | None = None,
+) -> list[Dispatch]:
+    """Return the dispatch of a delta rule, or of a scan if it has factors `skip`.
+
+    names: operands with the rows of q, k and v, the input of the decay, the decay and its bias.
+    """
+    qkv, alpha = (rows(launch, name) for name in names[:2])
+    decay, decay_bias = (operand(launch, name, Weight) for name in names[2:])
     state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
     attrs = {name: int(value) for name, value in launch.attrs}
     k_dim, v_dim = attrs["k_dim"], attrs["v_dim"]
@@ -73,28 +103,31 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         "delta_rule",
         (
             ("COLS", DELTA_COLS),
-            ("GROUPED", attrs["grouped"]),
+            ("GROUPED", attrs.get("grouped", 1)),
             ("K_DIM", k_dim),
             ("ROLLBACK", rollback),
             ("ROWS", n_rows),
             ("SHARE", 8 if k_dim % 32 == 0 else 4),
+            ("SSM", int(skip is not None)),
             ("VECTORS", in_vectors(at, qkv)),
             ("V_DIM", v_dim),
         ),
     )
+    beta_at, beta_stride = ref_or_null(at, beta)
     arguments = DeltaRuleArguments(
         step=at.step,
         qkv=at.ref(qkv),
         alpha=at.ref(alpha),
-        beta=at.ref(beta),
+        beta=beta_at,
         decay=at.vector(decay),
         decay_bias=at.vector(decay_bias),
+        skip=vector_or_null(at, skip),
         state=at.recurrent(state),
         y=at.ref(y),
         arrived=at.counters.take(attrs["n_k_heads"] * bucket.sequences) if rollback else 0,
         qkv_stride=qkv.stride,
         alpha_stride=alpha.stride,
-        beta_stride=beta.stride,
+        beta_stride=beta_stride,
         y_stride=y.stride,
         n_k_heads=attrs["n_k_heads"],
         n_v_heads=attrs["n_v_heads"],

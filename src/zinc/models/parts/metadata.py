@@ -98,7 +98,8 @@ class Metadata:
         if not all(isinstance(n, int) and 0 <= n <= MAX_HEADS for n in counts) or not any(counts):
             raise damaged(
                 self.file,
-                f"{self.arch}.{key} must be 0 to {MAX_HEADS} for each layer, and not only 0",
+                f"{self.arch}.{key} counts {counts} heads for the layers, "
+                f"and each must have 0 to {MAX_HEADS}, at least one of them 1",
             )
         return counts
 

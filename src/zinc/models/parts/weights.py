@@ -127,9 +127,12 @@ class Weights:
         name = f"{whole.name}[{part.start}:{part.stop}]"
         return Weight(name, whole.type, whole.shape, part, source=whole.name)
 
-    def flat(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """Return a required float32 tensor of `shape` as a vector, the last dimension fastest."""
-        whole = self._get(f"{self.prefix}{name}.weight", shape)
+    def flat(self, name: str, shape: tuple[int, ...], suffix: str = "weight") -> Weight:
+        """Return a required float32 tensor of `shape` as a vector, the last dimension fastest.
+
+        suffix "": its name has none.
+        """
+        whole = self._get(f"{self.prefix}{name}.{suffix}" if suffix else self.prefix + name, shape)
         return Weight(whole.name, whole.type, (math.prod(shape),))
 
     def plane_vectors(self, name: str, planes: int, cols: int, suffix: str = "bias") -> Weight:

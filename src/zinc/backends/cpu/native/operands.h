@@ -124,4 +124,8 @@ struct sample {
     enum : size_t { logits, n_inputs };
 };
 
+struct ssm_scan {
+    enum : size_t { xbc, dt, decay, dt_bias, skip, state, n_inputs };
+};
+
 }  // namespace zinc::operands

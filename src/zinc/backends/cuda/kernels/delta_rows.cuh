@@ -22,8 +22,10 @@ DEVICE uint8_t* headAt(const Span& span, int row, uint part, uint k_head)
 #if ROLLBACK
     if (row < span.begin) return (uint8_t*)span.keptKey(row, k_head);
 #endif
-    return rowAt(span.args.qkv, row, span.args.qkv_stride)
-        + 4 * (part * span.args.n_k_heads + k_head) * K_DIM;
+    uint n_k_heads = span.args.n_k_heads;
+    uint first = SSM ? span.args.n_v_heads * V_DIM + ((1 - part) * n_k_heads + k_head) * K_DIM
+                      : (part * n_k_heads + k_head) * K_DIM;
+    return rowAt(span.args.qkv, row, span.args.qkv_stride) + 4 * first;
 }
 
 DEVICE float valueAt(const Span& span, int row, uint head, uint col)
@@ -32,7 +34,7 @@ DEVICE float valueAt(const Span& span, int row, uint head, uint col)
     if (row < span.begin) return span.keptValue(row, head)[col];
 #endif
     float* x = (float*)rowAt(span.args.qkv, row, span.args.qkv_stride);
-    return x[2 * span.args.n_k_heads * K_DIM + head * V_DIM + col];
+    return x[(SSM ? 0 : 2 * span.args.n_k_heads * K_DIM) + head * V_DIM + col];
 }
 
 /// Returns alpha and beta of a row.
@@ -41,9 +43,9 @@ DEVICE float2 gatesAt(const Span& span, int row, uint head)
 #if ROLLBACK
     if (row < span.begin) return float2(*span.keptAlpha(row, head), *span.keptBeta(row, head));
 #endif
-    return float2(
-        ((float*)rowAt(span.args.alpha, row, span.args.alpha_stride))[head],
-        ((float*)rowAt(span.args.beta, row, span.args.beta_stride))[head]);
+    float alpha = ((float*)rowAt(span.args.alpha, row, span.args.alpha_stride))[head];
+    if (SSM) return float2(alpha, 0.0f);
+    return float2(alpha, ((float*)rowAt(span.args.beta, row, span.args.beta_stride))[head]);
 }
 
 #if ROLLBACK

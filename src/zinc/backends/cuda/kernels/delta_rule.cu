@@ -3,6 +3,7 @@
 // each has every SHARE-th float4 of its rows. q and k are normalised into shared memory, ROWS
 // tokens at a time, while the next tokens are prefetched. The state is S transposed, [value heads,
 // V_DIM, K_DIM]; with ROLLBACK, that of delta_slot.cuh.
+//   SSM   the scan of Mamba-2 (zinc.ops.ssm): d = dt v, without a correction, and skip v is added
 //   PART  the rows that it runs (delta_parts.cuh)
 
 #include "arguments.h"
@@ -80,6 +81,7 @@ DEVICE void stageRows(LoadedRows rows, float decay, float bias, uint thread)
         uint i = j * EIGHTS + thread / 8;
         if (i >= 2 * ROWS) break;
         float scale = rsqrt(sum + L2_EPS) * (i % 2 != 0 ? 1.0f : rsqrt(float(K_DIM)));
+        if (SSM != 0) scale = 1.0f;
         UNROLL for (uint e = 0; e < EIGHTH; e++)
         {
             uint four = 8 * e + thread % 8;
@@ -94,7 +96,10 @@ DEVICE void stageRows(LoadedRows rows, float decay, float bias, uint thread)
         if (i < ROWS * COLS) values[i / COLS][i % COLS] = rows.values[j];
     }
     if (thread < ROWS)
-        gates[thread] = float2(decayOf(decay, rows.alpha + bias), sigmoid(rows.beta));
+    {
+        float pace = softplus(rows.alpha + bias);
+        gates[thread] = float2(exp(decay * pace), SSM ? pace : sigmoid(rows.beta));
+    }
 }
 
 KERNEL(delta_rule, Arguments)
@@ -117,6 +122,7 @@ KERNEL(delta_rule, Arguments)
     Span span = spanOf(args, slot, begin, end);
     LoadedRows rows = loadRows(span, span.start, group, thread);
     float decay = args.decay[head], bias = args.decay_bias[head];
+    float skip = SSM ? args.skip[head] : 0.0f;
 
     uint first = (head * V_DIM + source) * K_DIM + 4 * share;
 #if ROLLBACK
@@ -148,11 +154,11 @@ KERNEL(delta_rule, Arguments)
             UNROLL for (uint i = 0; i < FOURS; i++)
             {
                 s[i] *= gate.x;
-                sum += s[i] * k4[t][i * SHARE + share];
+                if (!SSM) sum += s[i] * k4[t][i * SHARE + share];
             }
             float known = sum.x + sum.y + sum.z + sum.w;
-            UNROLL for (uint m = 1; m < SHARE; m *= 2)
-                known += shuffleXor<SHARE>(known, m);
+            if (!SSM)
+                UNROLL for (uint m = 1; m < SHARE; m *= 2) known += shuffleXor<SHARE>(known, m);
             float d = gate.y * (values[t][c] - known);
             sum = 0;
             UNROLL for (uint i = 0; i < FOURS; i++)
@@ -162,6 +168,7 @@ KERNEL(delta_rule, Arguments)
             }
             float y = sum.x + sum.y + sum.z + sum.w;
             UNROLL for (uint m = 1; m < SHARE; m *= 2) y += shuffleXor<SHARE>(y, m);
+            if (SSM) y += skip * values[t][c];
             int row = at + int(t);
             if (share == 0 && inside && row >= span.begin)
                 ((float*)(args.y + uint64_t(row) * args.y_stride))[head * V_DIM + col] = y;

@@ -1,6 +1,7 @@
 // RMS norm of each group of `group` columns (group.x) of each row (group.y), times a weight. A
 // workgroup keeps one group in registers, FOURS float4s a thread.
-//   GATED  multiply by silu(other); otherwise add the residual `other`
+//   GATED  1: multiply by silu(other); 2: multiply x by silu(other) first, and the weight has an
+//          element for each column of the row; 0: add the residual `other`
 //   MEAN   layer norm: subtract the mean first; weight and the bias `other` have an element for each
 //          column of the row
 //   Q8     rows of y are 8-bit blocks (q8)
@@ -20,7 +21,7 @@ EARLY_KERNEL(norm, Arguments)
     const uint3 group = uint3(blockIdx.x, blockIdx.y, blockIdx.z);
     const uint thread = threadIdx.x;
     uint n = args.group, first = group.x * n;
-#if MEAN
+#if MEAN || GATED == 2
     uint8_t* weights = args.weight + 4 * first;
 #else
     uint8_t* weights = args.weight;
@@ -46,6 +47,9 @@ EARLY_KERNEL(norm, Arguments)
         if (args.other != nullptr && col < n) w[i] = loadFour(other, n, col);
     }
     float sum = 0;
+#if GATED == 2
+    UNROLL for (uint i = 0; i < FOURS; i++) v[i] *= w[i] / (1.0f + exp(-w[i]));
+#endif
 #if MEAN
     UNROLL for (uint i = 0; i < FOURS; i++) sum += v[i].x + v[i].y + v[i].z + v[i].w;
     float mean = sumOfGroup(sum, thread) / float(n);
@@ -64,9 +68,9 @@ EARLY_KERNEL(norm, Arguments)
         uint col = 4 * (i * THREADS + thread);
         if (col >= n) break;
         float4 r = v[i] * scale * weight[i];
-#if GATED
+#if GATED == 1
         r *= w[i] / (1.0f + exp(-w[i]));
-#else
+#elif !GATED
         r += w[i];
 #endif
 #if Q8

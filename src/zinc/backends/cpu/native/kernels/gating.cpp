@@ -41,10 +41,13 @@ void run_gate(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) 
     });
 }
 
-// y = x / rms(x) * weight * silu(z), with the rms of each group of columns. y may alias x or z.
+// y = x / rms(x) * weight * silu(z), with the rms of each group of columns, or with `gate_first`
+// y = u / rms(u) * weight with u = x * silu(z). y may alias x or z. The weight is that of a group, or with
+// `gate_first` of all columns.
 struct Params {
     float eps;
     int group;
+    bool gate_first;
 };
 
 void prepare_norm(Launch& l, const Attrs& attrs) {
@@ -57,7 +60,8 @@ void prepare_norm(Launch& l, const Attrs& attrs) {
     p.eps = static_cast<float>(attrs.get("eps"));
     p.group = whole(l, attrs, "group", 1, cols);
     require(l, cols % p.group == 0, "group must divide the columns");
-    require_vector(l, l.in[norm_in::weight], "weight", p.group);
+    p.gate_first = whole(l, attrs, "gate_first", 0, 1) != 0;
+    require_vector(l, l.in[norm_in::weight], "weight", p.gate_first ? cols : p.group);
 }
 
 int norm_chunks(const Launch& l, const Batch& batch, int) {
@@ -71,7 +75,14 @@ void run_norm(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) 
     Grid(l.rows(batch), l.in[norm_in::x].cols, true).each(chunk, [&](int r, int, int cols) {
         const float *x = l.in[norm_in::x].row(r), *z = l.in[norm_in::z].row(r);
         float* y = out.format == RowFormat::f32 ? out.row(r) : scratch.get(static_cast<size_t>(cols));
-        for (int g = 0; g < cols; g += p.group) {
+        for (int g = 0; g < cols && p.gate_first; g += p.group) {
+            for_lanes(g, g + p.group,
+                      [&](int i, auto n) { store(load(x + i, n) * silu(load(z + i, n)), y + i, n); });
+            const F32x16 factor = F32x16::set1(inverse_rms(y + g, p.group, p.eps));
+            for_lanes(g, g + p.group,
+                      [&](int i, auto n) { store(load(y + i, n) * factor * load(weight + i, n), y + i, n); });
+        }
+        for (int g = 0; g < cols && !p.gate_first; g += p.group) {
             const F32x16 factor = F32x16::set1(inverse_rms(x + g, p.group, p.eps));
             for_lanes(0, p.group, [&](int i, auto n) {
                 const F32x16 normed = load(x + g + i, n) * factor * load(weight + i, n);
