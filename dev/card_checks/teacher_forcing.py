@@ -51,9 +51,9 @@ def compare(
 
     model: a model file; None is the embedded model. Yields a name and the agreement.
     """
-    ids, wanted = _logits(model, text, n_tokens, reference, "", BATCH_TOKENS)
+    ids, wanted = logits(model, text, n_tokens, reference, "", BATCH_TOKENS)
     for size in (BATCH_TOKENS, 1):
-        _, got = _logits(model, text, n_tokens, backend, device, size)
+        _, got = logits(model, text, n_tokens, backend, device, size)
         yield f"{n_tokens} tokens in steps of {size}", agreement(ids, got, wanted)
 
 
@@ -71,7 +71,7 @@ def _perplexity(ids: list[int], logits: FloatArray) -> float:
     return float(np.exp(likelihood.total / likelihood.count))
 
 
-def _logits(
+def logits(
     model: Path | None, text: str, n_tokens: int, backend: str, device: str, batch_tokens: int
 ) -> tuple[list[int], FloatArray]:
     """Return the first tokens of a text, and their logits from steps of `batch_tokens`."""

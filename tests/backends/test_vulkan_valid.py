@@ -136,7 +136,10 @@ def talk() -> None:
 
 
 @needs_layer
-def test_the_validation_layer_reports_nothing_for_two_models_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("coherent", ["off", pytest.param("on", marks=pytest.mark.every)])
+def test_the_validation_layer_reports_nothing_for_two_models_at_once(
+    coherent: str, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     settings = {
         "debug_action": "VK_DBG_LAYER_ACTION_LOG_MSG",
@@ -153,6 +156,7 @@ def test_the_validation_layer_reports_nothing_for_two_models_at_once(tmp_path: P
             **PATH,
             "VK_INSTANCE_LAYERS": "VK_LAYER_KHRONOS_validation",
             "VK_LAYER_SETTINGS_PATH": str(tmp_path),
+            "ZINC_VULKAN_COHERENT": coherent,
         },
         check=True,
     )

@@ -45,7 +45,7 @@ class Variable(Generic[T]):
             return self.default
         try:
             return self.parse(text)
-        except ValueError as error:
+        except (KeyError, ValueError) as error:
             raise RequestError(
                 f"the environment variable {self.name} is {text!r}", f"it must be {self.allowed}"
             ) from error
@@ -56,6 +56,10 @@ def _count(text: str) -> int:
     if number < 1:
         raise ValueError(text)
     return number
+
+
+def _switch(text: str) -> bool:
+    return {"on": True, "off": False}[text.lower()]
 
 
 def _log_level(text: str) -> str:
@@ -109,6 +113,14 @@ LOG = Variable(
     "lowest level that is logged to stderr; debug adds the traceback of an error",
     "warning",
 )
+VULKAN_COHERENT: Variable[bool | None] = Variable(
+    "ZINC_VULKAN_COHERENT",
+    None,
+    _switch,
+    "on or off",
+    "whether Vulkan kernels store coherently, so that barriers flush no cache (docs/barriers.md)",
+    "on with RADV",
+)
 CACHE: Variable[str | None] = Variable(
     "ZINC_CACHE",
     None,
@@ -118,13 +130,16 @@ CACHE: Variable[str | None] = Variable(
     "`zinc` in $XDG_CACHE_HOME",
 )
 
-VARIABLES: tuple[Variable[str] | Variable[str | None] | Variable[int | None], ...] = (
+VARIABLES: tuple[
+    Variable[str] | Variable[str | None] | Variable[int | None] | Variable[bool | None], ...
+] = (
     BACKEND,
     DEVICE,
     THREADS,
     LEVEL,
     LOG,
     CACHE,
+    VULKAN_COHERENT,
 )
 
 

@@ -18,6 +18,8 @@ from zinc.gpu.memory import Buffer
 
 _WRITTEN = (vk.STAGE_COMPUTE, vk.ACCESS_SHADER_WRITE)
 _NEXT = (vk.STAGE_COMPUTE, vk.ACCESS_SHADER_READ | vk.ACCESS_SHADER_WRITE)
+# Without accesses: with coherent kernels a barrier only orders execution.
+_EXECUTED = (vk.STAGE_COMPUTE, 0)
 _BEFORE = (
     vk.STAGE_COMPUTE | vk.STAGE_TRANSFER,
     vk.ACCESS_SHADER_WRITE | vk.ACCESS_TRANSFER_WRITE,
@@ -77,7 +79,10 @@ class Recorder:
 
     def barrier(self) -> None:
         """Record that later dispatches start after all earlier ones, and see what these wrote."""
-        self.device.barrier(self.handle, _WRITTEN, _NEXT)
+        if self.device.coherent:
+            self.device.barrier(self.handle, _EXECUTED, _EXECUTED)
+        else:
+            self.device.barrier(self.handle, _WRITTEN, _NEXT)
         self.n_barriers += 1
 
     def level(self, dispatches: Iterable[Dispatch]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from zinc.backends.vulkan.physical import (
     COOPERATIVE_MATRIX,
+    DEVICE_SCOPE,
     EXECUTABLES,
     MEMORY_BUDGET,
     PORTABILITY,
@@ -33,6 +34,7 @@ from zinc.backends.vulkan.physical import (
 )
 from zinc.backends.vulkan.vk import types as vk
 from zinc.backends.vulkan.vk.library import Library
+from zinc.core.env import VULKAN_COHERENT
 from zinc.core.errors import DeviceError, UnsupportedError, ZincError
 from zinc.gpu.errors import DeviceLostError
 from zinc.gpu.features import MATRIX_SIDE, NARROW_SIDE, Features
@@ -57,7 +59,8 @@ def open_device(wanted: str = "") -> Device:
 class Device:
     """An open device with one compute queue.
 
-    With `explains`, pipelines keep their statistics and instructions for
+    coherent: kernels make their stores available themselves, so barriers between them need only
+    order execution. With `explains`, pipelines keep their statistics and instructions for
     `zinc.backends.vulkan.explain`, and no queue is opened, because there may be no hardware.
     """
 
@@ -169,9 +172,14 @@ class Device:
     def _read_properties(self) -> None:
         lib, physical = self._lib, self._physical
         self.extensions = extensions(lib, physical)
-        properties, p11, p13 = vk.Properties2(), vk.Properties11(), vk.Properties13()
+        properties, p11, p12, p13 = (
+            vk.Properties2(),
+            vk.Properties11(),
+            vk.Properties12(),
+            vk.Properties13(),
+        )
         sms, cores = vk.SMBuiltins(), vk.ShaderCores()
-        properties.chain(p11).chain(p13)
+        properties.chain(p11).chain(p12).chain(p13)
         if SM_BUILTINS in self.extensions:
             properties.chain(sms)
         if SHADER_CORES in self.extensions:
@@ -189,6 +197,7 @@ class Device:
         if not units:
             units = os.cpu_count() or 1 if p.kind == vk.CPU_DEVICE else 16
         self.enabled = has
+        self.coherent = self._stores_coherently(p12.driverID)
         columns = self._columns() if COOPERATIVE_MATRIX in self.extensions else set()
         self.features = Features(
             subgroup=subgroup,
@@ -198,6 +207,21 @@ class Device:
             shared_bytes=p.limits.maxComputeSharedMemorySize,
             compute_units=units,
         )
+
+    def _stores_coherently(self, driver: int) -> bool:
+        """Return whether kernels store coherently, so that barriers need not flush caches.
+
+        Raises DeviceError if the user asks for it and the device cannot.
+        """
+        able = DEVICE_SCOPE in self.enabled
+        wanted = VULKAN_COHERENT.get()
+        if wanted and not able:
+            raise DeviceError(
+                f"kernels cannot store coherently on {self.candidate.name}",
+                f"it lacks {DEVICE_SCOPE}",
+                f"unset {VULKAN_COHERENT.name}",
+            )
+        return driver == vk.DRIVER_RADV and able if wanted is None else wanted
 
     def _columns(self) -> set[int]:
         """Return n for each 16 x n x 16 matrix product of float16 into float32 that there is."""

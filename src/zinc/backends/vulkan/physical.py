@@ -29,6 +29,7 @@ NEEDED = frozenset(
         "shaderIntegerDotProduct",
     }
 )
+DEVICE_SCOPE = "vulkanMemoryModelDeviceScope"  # needed by kernels with coherent stores
 COOPERATIVE_MATRIX = "VK_KHR_cooperative_matrix"
 MEMORY_BUDGET = "VK_EXT_memory_budget"
 EXECUTABLES = "VK_KHR_pipeline_executable_properties"

@@ -14,7 +14,6 @@ import importlib.util
 import os
 import re
 import shutil
-import struct
 import subprocess
 import tempfile
 import threading
@@ -25,8 +24,10 @@ from functools import cache
 from pathlib import Path
 
 from zinc.backends.vulkan import slang
+from zinc.backends.vulkan.coherent import coherent
 from zinc.backends.vulkan.device import Device
 from zinc.backends.vulkan.physical import MAX_PUSH_BYTES
+from zinc.backends.vulkan.spirv import LOCAL_SIZE, Op, instructions
 from zinc.backends.vulkan.vk import types as vk
 from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError
@@ -44,7 +45,6 @@ OPTIONS = (
     *("-target", "spirv", "-profile", "spirv_1_5", "-O0"),
     *("-entry", "main", "-stage", "compute", "-matrix-layout-row-major"),
 )
-EXECUTION_MODE, LOCAL_SIZE = 16, 17  # in SPIR-V, how a kernel states the size of a workgroup
 COMPILE_TIMEOUT_S = 120.0
 
 
@@ -119,14 +119,32 @@ def spirv(shader: KernelVariant, folder: Path | None = None) -> bytes:
     return code
 
 
+def coherent_spirv(shader: KernelVariant) -> bytes:
+    """Return the SPIR-V of a kernel with coherent stores, from the user's cache if it has it.
+
+    Raises DeviceError.
+    """
+    kept = cache_folder() / "spirv" / f"{key(shader)}-coherent-{_rewriting()}.spv"
+    if kept.is_file():
+        return kept.read_bytes()
+    code = coherent(spirv(shader))
+    save(kept, code)
+    return code
+
+
+@cache
+def _rewriting() -> str:
+    """Return a digest of the code that makes stores coherent."""
+    folder = Path(__file__).parent
+    text = b"".join((folder / name).read_bytes() for name in ("coherent.py", "spirv.py"))
+    return hashlib.sha256(text).hexdigest()[:8]
+
+
 def threads(code: bytes) -> int:
     """Return the x size of the workgroups of this SPIR-V, 1 if it states none."""
-    words = struct.unpack_from(f"<{len(code) // 4}I", code)
-    at = 5
-    while at < len(words) and words[at] >> 16:
-        if words[at] & 0xFFFF == EXECUTION_MODE and words[at + 2] == LOCAL_SIZE:
-            return int(words[at + 3])
-        at += words[at] >> 16
+    for op, x in instructions(code):
+        if op == Op.EXECUTION_MODE and x[1] == LOCAL_SIZE:
+            return x[2]
     return 1
 
 
@@ -211,7 +229,8 @@ class Pipelines:
 
     def _make(self, shader: KernelVariant) -> int:
         device, f = self._device, self._device.vk
-        code = spirv(for_device(shader, device.features))
+        compiled = coherent_spirv if device.coherent else spirv
+        code = compiled(for_device(shader, device.features))
         text = ctypes.create_string_buffer(code, len(code))
         module = device.create(
             "vkCreateShaderModule", vk.ShaderModuleCreateInfo(size=len(code), code=addressof(text))

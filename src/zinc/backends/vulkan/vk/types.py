@@ -239,4 +239,5 @@ STAGE_FLAG_FULL_SUBGROUPS = 2
 SEMAPHORE_TIMELINE = 1
 KINDS = {0: "other", 1: "integrated GPU", 2: "discrete GPU", 3: "virtual GPU", 4: "CPU"}
 CPU_DEVICE = 4
+DRIVER_RADV = 3  # VkDriverId
 ENUMERATE_PORTABILITY = 1  # flag of an instance
