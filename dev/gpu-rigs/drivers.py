@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import packets
+
 from zinc.backends.vulkan.explain import Explanation
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +25,7 @@ class Driver:
     gpus: GPUs to compile for, by the names of the shim. numbers: returns a kernel's numbers by
     name. columns: title of each number in listings. summary: title and value of each column of the
     page's table, from the rows of a GPU and a step. page, data: the page, and the results that its
-    table shows.
+    tables show. steps: returns facts about what the driver submits for a step on a GPU.
     """
 
     gpus: tuple[str, ...]
@@ -32,6 +34,7 @@ class Driver:
     summary: Mapping[str, Callable[[Sequence[Numbers]], object]]
     page: Path
     data: Path
+    steps: Callable[[str], dict[str, Any]] | None = None
 
 
 def amd_numbers(found: Explanation) -> Numbers:
@@ -76,5 +79,6 @@ AMD = Driver(
     },
     page=ROOT / "docs" / "amd.md",
     data=ROOT / "benchmarks" / "results" / "amd-mesa-26.1.json",
+    steps=packets.decode_steps,
 )
 DRIVERS = {"amd": AMD}

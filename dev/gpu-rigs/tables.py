@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import packets
 from drivers import Driver
 from kernels import Row
 
-BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
+BEGIN, END = "<!-- {name}:begin -->", "<!-- {name}:end -->"
 
 
 def gpus_of(rows: Iterable[Row]) -> list[str]:
@@ -56,15 +57,40 @@ def summary(driver: Driver, data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def steps_table(steps: dict[str, Any]) -> str:
+    """Return a Markdown table of a decode step on each GPU, with usual and coherent kernels."""
+    columns: dict[str, Callable[[dict[str, Any]], object]] = {
+        "dwords": lambda step: f"{step['dwords']:,}",
+        "dispatches": lambda step: step["dispatches"],
+        "barriers": lambda step: step["waits"],
+        "that flush L2": lambda step: step["l2_flushes"],
+        "cache actions of a barrier": lambda step: (
+            " or ".join(packets.named(int(bits, 16)) for bits in step["cache_actions"]) or "none"
+        ),
+    }
+    lines = [f"| GPU | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for gpu, by_kernels in steps.items():
+        cells = [cell([of(step) for step in by_kernels.values()]) for of in columns.values()]
+        lines.append(f"| {gpu} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def page(driver: Driver) -> str:
-    """Return the driver's page with the table of its data."""
-    head, rest = driver.page.read_text().split(BEGIN)
-    table = summary(driver, json.loads(driver.data.read_text()))
-    return f"{head}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+    """Return the driver's page with the tables of its data."""
+    text, data = driver.page.read_text(), json.loads(driver.data.read_text())
+    made = {"table": summary(driver, data)}
+    if "steps" in data:
+        made["steps"] = steps_table(data["steps"])
+    for name, table in made.items():
+        begin, end = BEGIN.format(name=name), END.format(name=name)
+        head, rest = text.split(begin)
+        text = f"{head}{begin}\n{table}\n{end}{rest.split(end)[1]}"
+    return text
 
 
 def as_json(data: dict[str, Any]) -> str:
     """Return `data` as JSON with one line for each kernel."""
     kernels = ",\n".join(f"  {json.dumps(row)}" for row in data["kernels"])
-    head = json.dumps({**data, "kernels": []}).removesuffix("[]}")
+    others = {name: value for name, value in data.items() if name != "kernels"}
+    head = json.dumps({**others, "kernels": []}).removesuffix("[]}")
     return f"{head}[\n{kernels}\n]}}\n"

@@ -34,8 +34,9 @@ def needs_rig() -> None:
         pytest.skip("there is no Slang compiler")
 
 
-def run(*command: str | Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHON": sys.executable}
+def run(*command: str | Path, **variables: str) -> str:
+    paths = {"PYTHONPATH": str(ROOT / "src"), "PYTHON": sys.executable}
+    environment = {**os.environ, **paths, **variables}
     done = subprocess.run(
         [*map(str, command)], env=environment, capture_output=True, text=True, check=False
     )
@@ -43,28 +44,26 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-def record(path: Path, *options: str) -> list[dict]:
-    """Run `dev/gpu-rigs/record amd` with `options`; return a dict for each kernel and GPU."""
-    needs_rig()
-    run(sys.executable, RIGS / "record", "amd", "--json", path, *options)
-    return json.loads(path.read_text())["kernels"]
-
-
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """All kernels of two models, on two GPUs; of all models and GPUs with --every."""
+def recorded(tmp_path_factory):
+    """Results of `dev/gpu-rigs/record amd`: two models on two GPUs, or everything with --every."""
+    needs_rig()
     path = tmp_path_factory.mktemp("amd") / "amd.json"
-    if effort.EVERY:
-        return record(path)
-    return record(path, "--gpus", *USUAL_GPUS, "--shapes", "qwen3-8b", "qwen35moe-64x")
+    part = ("--gpus", *USUAL_GPUS, "--shapes", "qwen3-8b", "qwen35moe-64x")
+    run(sys.executable, RIGS / "record", "amd", "--json", path, *(() if effort.EVERY else part))
+    return json.loads(path.read_text())
 
 
 @pytest.fixture(params=GPUS)
-def kernels(request, compiled):
-    found = [k for k in compiled if k["gpu"] == request.param]
-    if not found:
+def gpu(request):
+    if request.param not in USUAL_GPUS and not effort.EVERY:
         pytest.skip("compiled with --every")
-    return found
+    return request.param
+
+
+@pytest.fixture
+def kernels(gpu, recorded):
+    return [k for k in recorded["kernels"] if k["gpu"] == gpu]
 
 
 def spilling(kernels):
@@ -115,6 +114,81 @@ def test_hot_decode_kernels_fit_eight_waves(kernels):
     assert {k["kernel"] for k in hot} >= {"norm", "matvec", "attention"}
     assert all(k["waves"] >= 8 for k in hot)
 
+
+def test_no_barrier_of_a_decode_step_acts_on_a_cache(gpu, recorded):
+    usual, coherent = (recorded["steps"][gpu][kernels] for kernels in ("usual", "coherent"))
+    assert coherent["waits"] == usual["waits"] > 60
+    assert coherent["cache_actions"] == {}
+    assert usual["l2_flushes"] == usual["waits"]  # what coherent kernels are for
+
+
+DUMP = """
+------------------ Preamble IB begin - GFX ------------------
+c0004600 \033[1;32mEVENT_WRITE\033[0m:
+00000407         VGT_EVENT_INITIATOR <- 0x407
+------------------- Preamble IB end - GFX -------------------
+------------------ Main IB begin - GFX ------------------
+c0031502 \033[1;36mDISPATCH_DIRECT\033[0m:
+00000001         DIM_X <- 1
+00000001         DIM_Y <- 1
+00000001         DIM_Z <- 1
+0000a045         COMPUTE_DISPATCH_INITIATOR <- 0xa045
+                             CS_W32_EN = 1
+c0004600 \033[1;32mEVENT_WRITE\033[0m:
+00000407         VGT_EVENT_INITIATOR <- 0x407
+ffff1000 NOP
+c0065800 \033[1;32mACQUIRE_MEM\033[0m:
+00000000         0x301f0 <- 0
+ffffffff         COHER_SIZE <- 0xffffffff
+00ffffff         COHER_SIZE_HI <- 0xffffff
+00000000         COHER_BASE_LO <- 0
+00000000         COHER_BASE_HI <- 0
+0000000a         POLL_INTERVAL <- 10
+{actions}         GCR_CNTL <- 0x0000c180
+                             GLI_INV = GLI_NOP
+c0031502 \033[1;36mDISPATCH_DIRECT\033[0m:
+00000002         DIM_X <- 2
+00000001         DIM_Y <- 1
+00000001         DIM_Z <- 1
+0000a045         COMPUTE_DISPATCH_INITIATOR <- 0xa045
+c0004600 \033[1;32mEVENT_WRITE\033[0m:
+00000407         VGT_EVENT_INITIATOR <- 0x407
+------------------- Main IB end - GFX -------------------
+"""
+
+
+@pytest.mark.parametrize(
+    ("actions", "names", "flushes"),
+    [("0000c180", "GLK_INV, GLV_INV, GL2_INV, GL2_WB", 1), ("00000180", "GLK_INV, GLV_INV", 0)],
+)
+def test_packets_of_a_dump_are_read(actions, names, flushes, monkeypatch):
+    monkeypatch.syspath_prepend(RIGS)
+    import packets
+
+    step = packets.decode_step(DUMP.format(actions=actions))
+    assert step["dispatches"] == 2
+    assert step["waits"] == 1  # those after the last dispatch and of the preamble do not count
+    assert step["dwords"] == 23
+    assert step["l2_flushes"] == flushes
+    assert [packets.named(int(bits, 16)) for bits in step["cache_actions"]] == [names]
+    assert step["packets"]["NOP"] == 1
+
+
+# -- coherent kernels on a newer driver for CPUs --------------------------------------------------
+
+
+def test_coherent_kernels_agree_with_published_models():
+    """The driver for CPUs of Debian 12 miscompiles available stores in branches."""
+    needs_rig()
+    names = ["fixture qwen3", "fixture gemma3"]
+    command = [RIGS / "run", "lavapipe", ROOT / "dev" / "check-cuda", "--worker"]
+    text = run(*command, "--backend", "vulkan", *names, ZINC_VULKAN_COHERENT="on")
+    results = [json.loads(line) for line in text.splitlines()]
+    assert [x["name"] for x in results] == names
+    assert all(x["error"] <= x["tolerance"] for x in results)
+
+
+# -- spills ---------------------------------------------------------------------------------------
 
 # Keeps more sums than a thread has registers, each of which needs all the others.
 SPILLS = """
