@@ -86,6 +86,25 @@ MAMBA2: dict[str, Any] = {
     "mamba_chunk_size": 16,
     **HEADS,
 }
+FALCON_H1: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "tie_word_embeddings": False,
+    "mamba_d_ssm": 64,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 16,
+    # Powers of two, by which float16 weights can be multiplied without loss.
+    "lm_head_multiplier": 0.5,
+    "embedding_multiplier": 2.0,
+    "mlp_multipliers": [0.5, 2.0],
+    "key_multiplier": 0.5,
+    "attention_out_multiplier": 0.25,
+    "attention_in_multiplier": 2.0,
+    "ssm_multipliers": [0.5, 0.25, 2.0, 4.0, 0.5],
+    "ssm_in_multiplier": 2.0,
+    "ssm_out_multiplier": 0.5,
+}
 YARN = PLAIN | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -250,6 +269,13 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         head_dim=None,
         **HEADS,
     ),
+    "falconh1": lambda: model("FalconH1", **FALCON_H1),
+    "falconh1norm": lambda: model(
+        "FalconH1",
+        **FALCON_H1 | {"mamba_n_groups": 2},
+        mamba_rms_norm=True,
+        mamba_norm_before_gate=False,
+    ),
     "gemma4e": lambda: model(
         "Gemma4",
         **GEMMA4,
@@ -373,6 +399,18 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         output_multiplier=0.5,
         qk_scale_factor=1.5,
     ),
+    "nemotronh": lambda: model(
+        "NemotronH",
+        num_hidden_layers=4,
+        layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention"],
+        ssm_state_size=16,
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        n_groups=2,
+        chunk_size=16,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    ),
     "olmo2": lambda: model("Olmo2", **HEADS),
     "olmo3": lambda: model(
         "Olmo3",
@@ -434,17 +472,20 @@ State = dict[str, torch.Tensor]
 class Published:
     """How a family is published, if transformers has other code that computes the same.
 
-    config: keys of config.json to set. rename: maps the tensors of transformers to the names of
-    the published files.
+    config: keys of config.json to set, or to remove if None. rename: maps the tensors of
+    transformers to the names of the published files.
     """
 
     config: dict[str, Any]
     rename: Callable[[State], State] = dict
 
+    def changed(self, config: dict[str, Any]) -> dict[str, Any]:
+        return {key: x for key, x in (config | self.config).items() if x is not None}
+
     def write(self, folder: Path) -> None:
         """Rewrite a saved model in `folder`."""
         path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | self.config))
+        path.write_text(json.dumps(self.changed(json.loads(path.read_text()))))
         path = folder / "model.safetensors"
         save_file(self.rename(load_file(path)), path)
 
@@ -554,6 +595,14 @@ PUBLISHED = {
         },
         lambda state: renamed(state, {"self_attn.sinks": "self_attn.attention_sink_bias"}),
     ),
+    "nemotronh": Published(
+        {
+            "num_experts_per_tok": None,
+            "n_routed_experts": None,
+            "num_local_experts": None,
+            "hybrid_override_pattern": "M-*M",
+        }
+    ),
     "minicpm": Published(
         {
             "architectures": ["MiniCPMForCausalLM"],
@@ -608,7 +657,7 @@ def convert(model: torch.nn.Module, target: Path) -> None:
         )
         config = ModelBase.load_hparams(Path(folder), False)
         if target.stem in PUBLISHED:  # transformers renames values when it reads the file
-            config |= PUBLISHED[target.stem].config
+            config = PUBLISHED[target.stem].changed(config)
         rope = config.get("rope_parameters") or {}
         config.setdefault("rotary_pct", rope.get("partial_rotary_factor", 1.0))  # an older name
         # transformers renamed the class of Phi 3.5 MoE.

@@ -217,6 +217,9 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"blk.2.ssm_conv1d.bias": None},
         "blk.2.ssm_conv1d.bias of shape [96] is",
     ),
+    ("nemotronh", {"feed_forward_length": [0, 32, 16, 0]}, {}, "need one width, not {"),
+    ("nemotronh", {"feed_forward_length": [0] * 4}, {}, "need one width, not set()"),
+    ("nemotronh", {"feed_forward_length": [0, 0, 0, 32]}, {}, "blk.1.ssm_in.weight of shape"),
     ("qwen35", {}, {"blk.3.attn_q_norm.weight": None}, "blk.3.attn_q_norm.weight of shape [32] is"),
 ]
 
@@ -227,7 +230,9 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 def test_a_file_that_contradicts_itself_is_refused(
     name: str, keys: dict[str, Any], changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    metadata = {f"{name}.{key}": value for key, value in keys.items()}
+    with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
+        arch = file.str("general.architecture")
+    metadata = {f"{arch}.{key}": value for key, value in keys.items()}
     path = rewrite(
         FIXTURES / f"{name}.gguf", tmp_path / "bad.gguf", metadata=metadata, tensors=changes
     )

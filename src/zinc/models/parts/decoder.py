@@ -29,9 +29,17 @@ Mlp: TypeAlias = Callable[[Layer, Value, Value], Value]
 
 
 def decoder(
-    g: Graph, spec: ModelSpec, w: Weights, *, mixer: Mixer = attention, mlp: Mlp = default_mlp
+    g: Graph,
+    spec: ModelSpec,
+    w: Weights,
+    *,
+    mixer: Mixer = attention,
+    mlp: Mlp | None = default_mlp,
 ) -> None:
-    """Add a whole pre-norm decoder to the graph: embedding, layers and head."""
+    """Add a whole pre-norm decoder to the graph: embedding, layers and head.
+
+    Without an MLP, layers are mixers only.
+    """
     x = embed(g, spec, w)
     x = layers(g, spec, w, x, mixer=mixer, mlp=mlp)
     head(g, spec, w, x)
@@ -54,7 +62,7 @@ def embed(g: Graph, spec: ModelSpec, w: Weights) -> Value:
 
 
 def layers(
-    g: Graph, spec: ModelSpec, w: Weights, x: Value, *, mixer: Mixer = attention, mlp: Mlp
+    g: Graph, spec: ModelSpec, w: Weights, x: Value, *, mixer: Mixer = attention, mlp: Mlp | None
 ) -> Value:
     """Return rows x [tokens, hidden] after all layers.
 

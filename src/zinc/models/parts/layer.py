@@ -31,7 +31,7 @@ def normalise(
 
     eps: that of the model by default.
     """
-    weight, eps = w.vector(name, spec.hidden), eps or spec.eps
+    weight, eps = w.norm(name, spec.hidden), eps or spec.eps
     if spec.norm is Norm.RMS:
         return g.rms_norm(x, weight, eps=eps)
     bias = w.vector(name, spec.hidden, "bias") if spec.norm is Norm.LAYER_WITH_BIAS else None

@@ -1,4 +1,4 @@
-"""Layers of Mamba-2, and the hybrids that mix them with attention (Granite 4, Nemotron-H).
+"""Layers of Mamba-2, and the hybrids that mix them with attention (Granite 4 H, Nemotron-H).
 
 A layer convolves rows, runs a selective scan and normalises its gated output. Sources: the
 published model code (transformers, mamba2 and granitemoehybrid) and the tensors that llama.cpp's
@@ -16,15 +16,20 @@ from zinc.models.parts.metadata import MAX_HEADS, MAX_WIDTH, Metadata
 from zinc.models.parts.refusal import damaged
 from zinc.models.parts.spec import Recurrence
 from zinc.ops.recurrent import DeltaShape
-from zinc.ops.values import RecurrentState, Value
+from zinc.ops.values import ActivationFn, RecurrentState, Value
 
 
 @dataclass(frozen=True, slots=True)
 class Mamba2(Recurrence):
-    """Layers of Mamba-2. shape: its key heads are the groups (zinc.ops.ssm). eps: of their norm."""
+    """Layers of Mamba-2.
+
+    shape: its key heads are the groups (zinc.ops.ssm). eps: of the norm of the gated output, which
+    models may go without if norm_is_optional.
+    """
 
     shape: DeltaShape
     eps: float
+    norm_is_optional: bool = False
 
 
 def mamba2_from(file: GGUFFile, arch: str, n_layers: int) -> Mamba2:
@@ -45,7 +50,7 @@ def mamba2_from(file: GGUFFile, arch: str, n_layers: int) -> Mamba2:
         layers=m.recurrent_layers(n_layers),
         conv_taps=m.taps("ssm.conv_kernel"),
         shape=DeltaShape(n_groups, n_heads, m.size("ssm.state_size", MAX_WIDTH), inner // n_heads),
-        eps=m.positive("attention.layer_norm_rms_epsilon"),
+        eps=m.rms_eps(),
     )
 
 
@@ -89,6 +94,9 @@ def mamba2(layer: Layer, x: Value) -> Value:
         head_dim=shape.v_dim,
     )
     group = inner // shape.n_k_heads
-    norm = w.flat("ssm_norm", (shape.n_k_heads, group))
-    y = g.gated_norm(y, z, norm, eps=net.eps, group=group, gate_first=True)
+    if w.has("ssm_norm") or not net.norm_is_optional:
+        norm = w.flat("ssm_norm", (shape.n_k_heads, group))
+        y = g.gated_norm(y, z, norm, eps=net.eps, group=group, gate_first=True)
+    else:
+        y = g.glu(z, y, activation=ActivationFn.SILU)
     return layer.linear(y, "ssm_out", hidden, inner)

@@ -61,7 +61,12 @@ class Metadata:
         return self.size(key, limit)
 
     def dense_width(self) -> int:
-        """Return the MLP width of dense layers, or 0 if a model with experts does not state it."""
+        """Return the MLP width of dense layers, or 0 if a model with experts does not state it.
+
+        If layers without an MLP have the width 0, it is that of the others.
+        """
+        if self._is_array("feed_forward_length"):
+            return max(self.mlp_widths(self.layers()[0]))
         if self.optional_size("expert_count", MAX_WIDTH):
             return self.optional_size("feed_forward_length", MAX_WIDTH)
         return self.size("feed_forward_length", MAX_WIDTH)
@@ -119,6 +124,18 @@ class Metadata:
         interval = self.size("full_attention_interval", MAX_LAYERS, default=interval)
         return tuple((i + 1) % interval != 0 for i in range(n_layers))
 
+    def mlp_widths(self, n_layers: int) -> list[int]:
+        """Return the MLP width of each layer, 0 for layers without an MLP."""
+        key = "feed_forward_length"
+        widths = self.layer_values(key, n_layers)
+        kinds = {n for n in widths if n != 0}
+        if not all(isinstance(n, int) and 0 < n <= MAX_WIDTH for n in kinds) or len(kinds) != 1:
+            raise damaged(
+                self.file,
+                f"the layers with an MLP in {self.arch}.{key} need one width, not {kinds}",
+            )
+        return widths
+
     def _is_array(self, key: str) -> bool:
         return isinstance(self.file.metadata.get(f"{self.arch}.{key}"), GGUFArray)
 
@@ -151,6 +168,12 @@ class Metadata:
             raise damaged(
                 self.file, f"{n_heads} query heads cannot share {n_kv_heads} KV heads evenly"
             )
+
+    def rms_eps(self) -> float:
+        """Return the eps of RMS norms, which some files state as that of layer norms."""
+        keys = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+        found = [key for key in keys if f"{self.arch}.{key}" in self.file.metadata]
+        return self.positive(found[0] if found else keys[0])
 
     def positive(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0; raises ModelError otherwise."""

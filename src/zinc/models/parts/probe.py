@@ -2,7 +2,8 @@
 
 A probe stands in for a file: it has small numbers for metadata keys, and a tensor of any shape that
 is requested. The graph then comes from the same code as for real models, so `zinc support` can list
-the kernels that an architecture needs.
+the kernels that an architecture needs. An architecture whose files list the kinds of its layers has
+their keys and values as `PROBE`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-from zinc.formats.gguf import GGUFFile
+import numpy as np
+
+from zinc.formats.gguf import GGUFArray, GGUFFile
+from zinc.formats.metadata import ValueType
 from zinc.models import architecture
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
@@ -73,10 +77,18 @@ class ProbeFile(GGUFFile):
     def __init__(self, arch: str) -> None:
         self.path = Path(arch)
         self.paths = (self.path,)
-        keys = {f"{arch}.{key}": value for key, value in KEYS.items()}
+        own: dict[str, list[int]] = getattr(architecture(arch), "PROBE", {})
+        arrays = {key: _array(values) for key, values in own.items()}
+        keys = {f"{arch}.{key}": value for key, value in {**KEYS, **arrays}.items()}
         self.metadata = MappingProxyType({"general.architecture": arch, **keys})
         tensors: dict[str, Any] = {"token_embd.weight": SimpleNamespace(shape=(WIDTH, WIDTH))}
         self.tensors = MappingProxyType(tensors)
+
+
+def _array(values: list[int]) -> GGUFArray:
+    """Return an array of metadata with these values."""
+    header: Any = SimpleNamespace(data=np.array(values, np.int32).tobytes())
+    return GGUFArray(header, ValueType.INT32, 0, len(values))
 
 
 @dataclass(frozen=True, slots=True)

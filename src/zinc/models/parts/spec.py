@@ -132,7 +132,8 @@ class ModelSpec:
     embed_norm: the embedding is normalised, without weight.
     parallel: mixer and MLP read the same rows, and both outputs are added to them.
     mixer_norm, head_norm: tensors that normalise the input of the mixer and of the head.
-    recurrence: recurrent layers in place of attention. norm: kind of all norms. gated_mlp:
+    recurrence: recurrent layers in place of attention. mlp_layers: for each layer, whether it is an
+    MLP without a mixer; the others are mixers without an MLP. norm: kind of all norms. gated_mlp:
     the MLP multiplies by a gate. learned_positions: the embedding of a token's position is added to
     that of its id. logit_scale: multiplies the logits. required_tensors: names that every layer
     must have, though other architectures built from the same parts go without. causal: a token sees
@@ -158,6 +159,7 @@ class ModelSpec:
     experts: Experts | None = None
     n_dense_layers: int = 0
     recurrence: Recurrence | None = None
+    mlp_layers: tuple[bool, ...] = ()
     n_nextn: int = 0
     mlp_norm: str = "ffn_norm"
     mixer_norm: str = "attn_norm"
@@ -253,7 +255,7 @@ def dense_spec(
         ffn=m.dense_width(),
         vocab=vocab_size(file),
         context=m.size("context_length", MAX_CONTEXT),
-        eps=m.positive(f"attention.layer_norm_{'rms_' if norm is Norm.RMS else ''}epsilon"),
+        eps=m.rms_eps() if norm is Norm.RMS else m.positive("attention.layer_norm_epsilon"),
         attention=tuple(attention),
         n_nextn=n_nextn,
         norm=norm,

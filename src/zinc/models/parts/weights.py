@@ -190,6 +190,12 @@ class Weights:
         """Return the vector `name`. Raises an error if the file lacks it."""
         return self._get(f"{self.prefix}{name}.{suffix}", (cols,))
 
+    def norm(self, name: str, cols: int) -> Weight:
+        """Return the weight of a norm, whose name some files write without suffix."""
+        full = f"{self.prefix}{name}"
+        is_bare = full in self.file.tensors and f"{full}.weight" not in self.file.tensors
+        return self.bare_vector(name, cols) if is_bare else self.vector(name, cols)
+
     def bare_vector(self, name: str, cols: int) -> Weight:
         """Return a required vector whose name has no suffix such as `.weight`."""
         return self._get(f"{self.prefix}{name}", (cols,))

@@ -1,0 +1,45 @@
+"""Decoders whose layers have one part each: Mamba-2, attention or an MLP (Nemotron-H)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.layer import Layer
+from zinc.models.parts.mamba import mamba2_from, mamba2_or_attention
+from zinc.models.parts.metadata import Metadata
+from zinc.models.parts.mlp import plain_mlp
+from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.ops.values import ActivationFn, Value
+
+# Metadata of four layers: Mamba-2, an MLP, attention and Mamba-2.
+LAYER_KINDS = {
+    "feed_forward_length": [0, 256, 0, 0],
+    "attention.head_count_kv": [0, 0, 2, 0],
+}
+
+
+def lone_spec(file: GGUFFile, arch: str) -> ModelSpec:
+    """Return the spec of a decoder without RoPE whose MLPs are relu^2 without a gate.
+
+    A layer with an MLP width is an MLP, one with KV heads is attention, and others are Mamba-2.
+    """
+    base = dense_spec(file, arch, neox=True, hybrid=True)
+    base = base.map_attention(lambda a: replace(a, rope=None))
+    mlp_layers = tuple(n > 0 for n in Metadata(file, arch).mlp_widths(base.n_layers))
+    net = mamba2_from(file, arch, base.n_layers)
+    recurrent = (a and not b for a, b in zip(net.layers, mlp_layers, strict=True))
+    return replace(
+        base,
+        recurrence=replace(net, layers=tuple(recurrent)),
+        mlp_layers=mlp_layers,
+        activation=ActivationFn.RELU_SQUARED,
+        gated_mlp=False,
+    )
+
+
+def lone_part(layer: Layer, x: Value) -> Value:
+    """Return the part that the layer is for normalised rows x, [tokens, hidden] to the same."""
+    if layer.spec.mlp_layers[layer.index]:
+        return plain_mlp(layer, x, layer.spec.ffn)
+    return mamba2_or_attention(layer, x)
