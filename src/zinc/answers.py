@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from zinc.engine.adapters import AdapterUse
 from zinc.engine.engine import Engine
 from zinc.engine.readout import Readout
 from zinc.engine.request import Request
@@ -143,15 +144,24 @@ class CompletionTask(Task):
 
 
 class ReadoutTask(Task):
-    """Task that runs prompts without an answer; `readouts[i]` takes the rows of `prompts[i]`."""
+    """Task that runs prompts without an answer; `readouts[i]` takes the rows of `prompts[i]`.
 
-    def __init__(self, prompts: Seq[Seq[int]], readouts: Seq[Readout]) -> None:
+    adapters: the LoRA adapters that the prompts use.
+    """
+
+    def __init__(
+        self,
+        prompts: Seq[Seq[int]],
+        readouts: Seq[Readout],
+        adapters: AdapterUse | None = None,
+    ) -> None:
         super().__init__()
-        self._prompts, self._readouts = prompts, readouts
+        self._prompts, self._readouts, self._adapters = prompts, readouts, adapters
 
     def submit(self, engine: Engine) -> None:
         for ids, readout in zip(self._prompts, self._readouts, strict=True):
-            self.sequences.append(engine.submit(Request(ids, _NO_ANSWER, readout=readout)))
+            request = Request(ids, _NO_ANSWER, readout=readout, adapters=self._adapters)
+            self.sequences.append(engine.submit(request))
 
 
 class StreamTask(Task):

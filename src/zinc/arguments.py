@@ -6,17 +6,28 @@ A mistake raises an error in the caller's words before it reaches a template or 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from numbers import Integral
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, TypeAlias, cast
 
 from zinc.chat.template import ChatTemplate
 from zinc.core.errors import RequestError
+from zinc.engine.load.options import AdapterOption
 from zinc.engine.sampling import SamplingParams
 
+LoraFiles: TypeAlias = (
+    str
+    | os.PathLike[str]
+    | Sequence[str | os.PathLike[str]]
+    | Mapping[str, float]
+    | Mapping[Path, float]
+    | None
+)
 SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
 # Roles of the OpenAI API; below, roles of older APIs and of some templates.
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -65,6 +76,17 @@ def take_sampling(arguments: dict[str, Any], template: ChatTemplate | None) -> d
         if template is None or _nearest(name):
             raise TypeError(f"unexpected keyword argument {name!r}{_nearest(name)}")
     return {name: arguments.pop(name) for name in list(arguments) if name in SAMPLING_FIELDS}
+
+
+def adapter_options(lora: LoraFiles) -> tuple[AdapterOption, ...]:
+    """Return the LoRA adapters that the argument `lora` of `LLM` names, with their scales."""
+    if lora is None:
+        return ()
+    if isinstance(lora, str | os.PathLike):
+        lora = [lora]
+    if not isinstance(lora, Mapping):
+        return tuple(AdapterOption(Path(path).expanduser()) for path in lora)
+    return tuple(AdapterOption(Path(p).expanduser(), float(x)) for p, x in lora.items())
 
 
 def is_one_prompt(prompt: object) -> bool:

@@ -32,6 +32,8 @@ from zinc.answers import (
     ranked,
 )
 from zinc.arguments import (
+    LoraFiles,
+    adapter_options,
     check_messages,
     is_conversation,
     is_one_prompt,
@@ -47,7 +49,7 @@ from zinc.engine.engine import Engine
 from zinc.engine.limits import check_embeds, check_generates, check_ranks
 from zinc.engine.load.device_map import BackendChoice
 from zinc.engine.load.files import resolve_model
-from zinc.engine.load.model import LoadedModel
+from zinc.engine.load.model import LoadedAdapter, LoadedModel
 from zinc.engine.load.options import BATCH_TOKENS, LoadOptions
 from zinc.engine.load.planned import plan_model
 from zinc.engine.load.settings import settings_of
@@ -98,6 +100,8 @@ class LLM:
     speculate: where drafts that steps verify come from: "suffix", "mtp", "draft", "off", or "auto":
         every source, where that changes no token of an answer (docs/speculation.md).
     draft: a smaller model with the same vocabulary, which drafts tokens.
+    lora: GGUF files of LoRA adapters: one path, several, or a dict with the scale of each
+        (docs/lora.md). Requests use all of them with these scales, or those that they name.
     pooling: how `embed` turns the rows of a text into one (default: the file's, or "mean").
     chat_template: Jinja source that replaces the file's template.
     options: further options of the backend, see `zinc.backends.api.create`.
@@ -124,6 +128,7 @@ class LLM:
         cache_dir: str | os.PathLike[str] | None = None,
         speculate: str = "auto",
         draft: str | os.PathLike[str] | None = None,
+        lora: LoraFiles = None,
         pooling: str | None = None,
         chat_template: str | None = None,
         options: Mapping[str, str] | None = None,
@@ -139,7 +144,7 @@ class LLM:
             kv_dtype=kv_dtype, batch_tokens=batch_tokens, prefix_cache=prefix_cache,
             cache_bytes=cache_bytes, swap_bytes=swap_bytes, cache_dir=folder, pooling=pooling,
             chat_template=chat_template, backend_options=options or {}, speculate=speculate,
-            draft=None if draft is None else resolve_model(draft),
+            draft=None if draft is None else resolve_model(draft), lora=adapter_options(lora),
         )  # fmt: skip
         self._load(load, progress)
 
@@ -201,6 +206,18 @@ class LLM:
         return self.model.program
 
     @property
+    def adapters(self) -> tuple[LoadedAdapter, ...]:
+        """The LoRA adapters with their ids and scales."""
+        return self.model.adapters
+
+    def set_lora_scales(self, scales: Mapping[int, float]) -> None:
+        """Set the scales of LoRA adapters for later requests; 0 for those left out.
+
+        Raises RequestError for an id without an adapter.
+        """
+        self.model.set_adapter_scales(scales)
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises FormatError if the file's tokenizer is damaged."""
         return self._text.tokenizer
@@ -234,6 +251,7 @@ class LLM:
         *,
         constraint: ConstraintLike = None,
         thinking: Thinking | None = None,
+        lora: Mapping[int, float] | None = None,
         **sampling: Any,
     ) -> Completion: ...
 
@@ -245,6 +263,7 @@ class LLM:
         *,
         constraint: ConstraintLike = None,
         thinking: Thinking | None = None,
+        lora: Mapping[int, float] | None = None,
         **sampling: Any,
     ) -> list[Completion]: ...
 
@@ -255,24 +274,26 @@ class LLM:
         *,
         constraint: ConstraintLike = None,
         thinking: Thinking | None = None,
+        lora: Mapping[int, float] | None = None,
         **sampling: Any,
     ) -> Completion | list[Completion]:
         """Continue a prompt, or each of several prompts in one batch.
 
         prompt: text or token ids. Special tokens in text stay text, and BOS is added if the model
         wants it. constraint: the form of each answer: a JSON schema (a dict, its text or a Pydantic
-        model class), or a result of the method `constraint`. sampling: fields of SamplingParams,
+        model class), or a result of the method `constraint`. lora: scales of LoRA adapters by
+        id, 0 for those left out (default: those of `adapters`). sampling: fields of SamplingParams,
         instead of `params` or to override it, as in `generate(prompt, max_tokens=50)`.
         """
         params = sampling_params(params, sampling, self.sampling)
         if is_one_prompt(prompt):
             one = cast("str | Seq[int]", prompt)
-            return self._complete([self._request(one, params, constraint, thinking)])[0]
+            return self._complete([self._request(one, params, constraint, thinking, lora)])[0]
         prompts = cast("Seq[str | Seq[int]]", prompt)
         held = start_constraints(constraint, lambda: self._text.grammars, len(prompts))
         return self._complete(
             [
-                self._request(prompt, params, each, thinking)
+                self._request(prompt, params, each, thinking, lora)
                 for prompt, each in zip(prompts, held, strict=True)
             ]
         )
@@ -285,18 +306,19 @@ class LLM:
         tools: Seq[Mapping[str, Any]] | None = None,
         constraint: ConstraintLike = None,
         thinking: Thinking | None = None,
+        lora: Mapping[int, float] | None = None,
         **arguments: Any,
     ) -> Completion:
         """Answer a conversation: a list of messages with "role" and "content".
 
-        constraint: as in `generate`. arguments: fields of SamplingParams, instead of `params` or to
-        override it, and arguments of the model's template (`enable_thinking`, ...). Raises
+        constraint, lora: as in `generate`. arguments: fields of SamplingParams, instead of `params`
+        or to override it, and arguments of the model's template (`enable_thinking`, ...). Raises
         RequestError for a malformed message, TemplateError if the model has no template or the
         template refuses the messages.
         """
         params = sampling_params(params, take_sampling(arguments, self.template), self.sampling)
         ids = self.render(messages, tools=tools, **arguments)
-        return self._complete([self._request(ids, params, constraint, thinking)])[0]
+        return self._complete([self._request(ids, params, constraint, thinking, lora)])[0]
 
     def stream(
         self,
@@ -306,6 +328,7 @@ class LLM:
         tools: Seq[Mapping[str, Any]] | None = None,
         constraint: ConstraintLike = None,
         thinking: Thinking | None = None,
+        lora: Mapping[int, float] | None = None,
         **arguments: Any,
     ) -> Stream:
         """Return an iterator of the answer's chunks, which arrive while the answer grows.
@@ -323,7 +346,8 @@ class LLM:
                 "a stream has one prompt", "several were given", "call stream for each of them"
             )
         ids = cast("str | Seq[int]", prompt)
-        task = StreamTask(self._request(ids, params, constraint, thinking), self.tokenizer)
+        request = self._request(ids, params, constraint, thinking, lora)
+        task = StreamTask(request, self.tokenizer)
         worker = self.model.worker
         worker.start(task)
         return Stream(worker, task)
@@ -359,6 +383,7 @@ class LLM:
         params: SamplingParams,
         constraint: ConstraintLike = None,
         thinking: Thinking | None = None,
+        lora: Mapping[int, float] | None = None,
     ) -> Request:
         """Return `prompt` and its settings as a request to the engine."""
         self.model.check_open()
@@ -375,6 +400,7 @@ class LLM:
             self.dry_breakers(params),
             constraint=start_constraints(constraint, lambda: self._text.grammars)[0],
             thinking=thinking,
+            adapters=self.model.adapter_use(lora),
         )
 
     def _complete(self, requests: list[Request]) -> list[Completion]:
@@ -421,7 +447,7 @@ class LLM:
         worker = self.model.worker
         prompts = [self._ids_of(text) for text in ([texts] if isinstance(texts, str) else texts)]
         pools = [Pooled(how) for _ in prompts]
-        worker.run(ReadoutTask(prompts, pools))
+        worker.run(ReadoutTask(prompts, pools, self.model.adapter_use()))
         rows = [embedding(p.row, dimensions, 2 if normalize else None) for p in pools]
         return np.array(rows, np.float32).reshape(len(rows), dimensions or self.spec.hidden)
 
@@ -442,7 +468,7 @@ class LLM:
         worker = self.model.worker
         pairs = [self.encode_pair(query, each) for each in documents]
         pools = [self.rank_pool() for _ in pairs]
-        worker.run(ReadoutTask(pairs, pools))
+        worker.run(ReadoutTask(pairs, pools, self.model.adapter_use()))
         return ranked([self.rank_score(pool) for pool in pools], top_n)
 
     def encode_pair(self, query: str, document: str) -> list[int]:

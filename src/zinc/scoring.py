@@ -70,4 +70,4 @@ def _run(model: LoadedModel, ids: list[int], readout: Readout) -> None:
             "cannot score the tokens",
             f"an id lies outside the vocabulary of {model.spec.vocab}",
         )
-    worker.run(ReadoutTask([ids], [readout]))
+    worker.run(ReadoutTask([ids], [readout], model.adapter_use()))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from hub.fake_hub import FakeHub
-from pages import MODELFILE, PAGES, REQUESTS, ROOT, blocks, commands
+from pages import MODELFILE, PAGES, REQUESTS, ROOT, blocks, commands, write_adapters
 
 from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.hub.errors import ModelNameError
@@ -51,7 +51,7 @@ def hub() -> Iterator[FakeHub]:
 def provide(hub, monkeypatch, tmp_path) -> Callable[[str], None]:
     """Use `hub`, and an empty cache. Return a function that gets what a command needs.
 
-    It pulls the models, and writes the Modelfile and the requests of a batch.
+    It pulls the models, and writes the Modelfile, the requests of a batch and adapters.
     """
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
@@ -65,6 +65,7 @@ def provide(hub, monkeypatch, tmp_path) -> Callable[[str], None]:
             words += MODELFILE_TEXT.split()
         if REQUESTS in command:
             (tmp_path / REQUESTS).write_text(REQUESTS_TEXT)
+        write_adapters(command, tmp_path)
         for name in model_names(words):
             pull(name)
 

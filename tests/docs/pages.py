@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine.adapter_files import random_pairs, write_adapter
+
 from zinc.engine.load.files import EMBEDDED_MODEL
+from zinc.formats.gguf import GGUFFile
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -21,6 +24,7 @@ PAGES = [
 PROGRAMS = {"python": sys.executable, "zinc": f"{sys.executable} -m zinc"}
 MODELFILE = "./Modelfile"
 REQUESTS, ANSWERS = "requests.jsonl", "answers.jsonl"
+ADAPTER = re.compile(r"\badapter[\w-]*\.gguf")
 ADDRESS = "http://127.0.0.1:8080"  # of the server in every example
 
 
@@ -38,8 +42,16 @@ def commands(page: Path) -> Iterator[str]:
 
 
 def with_demo_model(text: str) -> str:
-    """Return `text` with the demo model in place of every model file."""
-    return re.sub(r"[\w./-]+\.gguf", str(EMBEDDED_MODEL), text)
+    """Return `text` with the demo model in place of every model file but adapters."""
+    return re.sub(r"(?<![\w./-])(?!adapter)[\w./-]+\.gguf", str(EMBEDDED_MODEL), text)
+
+
+def write_adapters(text: str, folder: Path) -> None:
+    """Write the adapters for the demo model that `text` names."""
+    with GGUFFile.open(EMBEDDED_MODEL) as file:
+        arch = file.str("general.architecture")
+    for name in set(ADAPTER.findall(text)):
+        write_adapter(folder / name, random_pairs(EMBEDDED_MODEL, ("attn_q",)), arch)
 
 
 def script(command: str, folder: Path) -> str:
@@ -48,7 +60,7 @@ def script(command: str, folder: Path) -> str:
     folder: where the Modelfile and the requests of the pages are.
     """
     command = with_demo_model(command).replace("git diff", "echo '+ x = 1'")
-    for name in (MODELFILE, REQUESTS, ANSWERS):
+    for name in (MODELFILE, REQUESTS, ANSWERS, *set(ADAPTER.findall(command))):
         command = command.replace(name, str(folder / name))
     return re.sub(r"\b(python(?= )|zinc(?= ))", lambda m: PROGRAMS[m[0]], command, count=1)
 

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
-from pages import ADDRESS, PAGES, REQUESTS, ROOT, blocks, serving, with_demo_model
+from pages import ADDRESS, PAGES, REQUESTS, ROOT, blocks, serving, with_demo_model, write_adapters
 from present import absent
 
 from zinc import LLM
@@ -86,6 +86,7 @@ def test_example_of_another_page_runs(code, request):
     if REQUESTS in code:
         pytest.importorskip("python_multipart")
         Path(REQUESTS).write_text(blocks(ROOT / "docs/batch.md", "jsonl")[0])
+    write_adapters(code, Path())
     code = with_demo_model(code)
     if ADDRESS in code:
         code = code.replace(ADDRESS, request.getfixturevalue("address"))

@@ -30,7 +30,7 @@ def engine(kind="full", n_blocks=64, **options):
         VOCAB,
         200,
         prompt_tokens_beside_streams=10,
-        prepare=lambda kind, extended: reading,
+        prepare=lambda kind, extended, adapted: reading,
     )
 
 
@@ -131,7 +131,9 @@ def test_a_prompt_may_fill_the_context_when_nothing_follows():
 def test_a_failed_pass_fails_its_prompts_only():
     for broken in ("hidden", "logits"):
         e = engine()
-        (e._runner._prepare("hidden", False) if broken == "hidden" else e.program).fail_at = 90
+        (
+            e._runner._prepare("hidden", False, False) if broken == "hidden" else e.program
+        ).fail_at = 90
         stream = e.submit(Request([1, 2, 3], greedy(1)))
         embedded = e.submit(Request([4, 90], NONE, readout=Pooled()))
         scored = e.submit(Request([6, 7, 90, 1], greedy(1), readout=PromptLogprobs()))

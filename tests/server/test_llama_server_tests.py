@@ -166,7 +166,7 @@ def test_outcomes_are_distinguished(tmp_path: Path):
     }
     # All earlier assertions hold. Results that depend on the model are not compared.
     assert '["tokens_predicted"] == 5' in results[f"{file}::test_served[1234]"][1]
-    assert results[f"{file}::test_adapters"][1] == "LoRA adapters"
+    assert results[f"{file}::test_adapters"][1] == "an adapter of another model"
     row = next(line for line in found.stdout.splitlines() if line.startswith("test_completion.py"))
     assert row.split()[1:] == ["0", "2", "1", "2", "1"]
 

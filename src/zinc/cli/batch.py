@@ -78,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_backend(parser)
     usage.add_cache(parser)
     usage.add_speculate(parser)
+    usage.add_lora(parser)
     usage.add_sampler(parser, "sampling (defaults for requests)")
     usage.add_chat_template(parser)
 

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or also of the model's NextN block (mtp) or of the model of --draft (draft)",
     )
     usage.add_draft(parser)
+    usage.add_lora(parser)
     parser.add_argument(
         "--profile", action="store_true", help="also show where the time goes, by phase and kernel"
     )

@@ -79,7 +79,7 @@ class Answers:
 
     def __init__(self, model: LoadedModel, ids: Sequence[int], n_tokens: int) -> None:
         self._engine, self._ids, self._n_tokens = model.engine, ids, n_tokens
-        self._n_runs = 0
+        self._n_runs, self._adapters = 0, model.adapter_use()
 
     def compare(
         self,
@@ -133,6 +133,7 @@ class Answers:
             params if known is None else replace(params, speculate=True),
             namespace=b"bench %d" % self._n_runs,
             prediction=known or (),
+            adapters=self._adapters,
         )
         sequence = self._engine.submit(request)
         while sequence.finish_reason is None:

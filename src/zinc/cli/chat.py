@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_backend(parser)
     usage.add_cache(parser)
     usage.add_speculate(parser)
+    usage.add_lora(parser)
 
 
 def run(args: argparse.Namespace) -> int:

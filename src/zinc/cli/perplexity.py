@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_backend(parser)
     usage.add_rope(parser)
     usage.add_kv_dtype(parser)
+    usage.add_lora(parser)
     usage.add_json(parser)
 
 

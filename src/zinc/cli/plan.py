@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_number(parser, "--depth", usage.natural, 0, "tokens already in the cache")
     usage.add_backend(parser)
     usage.add_cache(parser)
+    usage.add_lora(parser)
     usage.add_json(parser)
     parser.add_argument("--dot", action="store_true", help="print a graph for Graphviz")
 

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_backend(parser)
     usage.add_cache(parser)
     usage.add_speculate(parser)
+    usage.add_lora(parser)
     usage.add_sampler(parser, "sampling (defaults for requests)")
     cache = parser.add_argument_group("prefix cache")
     cache.add_argument(

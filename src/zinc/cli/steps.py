@@ -18,6 +18,8 @@ class StepMaker:
 
     def __init__(self, model: LoadedModel) -> None:
         self._layout, self._context = model.cache.layout, model.context
+        use = model.adapter_use()
+        self._scales = None if use is None else np.array([use.scales], np.float32)
 
     def step(self, ids: Sequence[int], position: int, *, outputs: int, sequence: int = 0) -> Step:
         """Return a step of `ids` from `position` on, with logits for the last `outputs` ids."""
@@ -46,4 +48,5 @@ class StepMaker:
             seq_start=starts,
             state_slot=np.arange(first, first + n, dtype=np.int32),
             tables=(tables,) * len(self._layout.n_blocks),
+            adapters=None if self._scales is None else np.repeat(self._scales, n, axis=0),
         )

@@ -13,7 +13,7 @@ from zinc.core.errors import RequestError
 from zinc.core.kv_types import BYTES_PER_NUMBER
 
 if TYPE_CHECKING:
-    from zinc.engine.load.options import LoadOptions
+    from zinc.engine.load.options import AdapterOption, LoadOptions
     from zinc.models.parts.context import RopeScaling
     from zinc.plan.device_map import DeviceMap
 
@@ -250,6 +250,36 @@ def add_draft(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_lora(parser: argparse.ArgumentParser) -> None:
+    """Add the option --lora."""
+    parser.add_argument(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="FILE[=SCALE]",
+        help="apply a LoRA adapter in GGUF with this scale (default: 1) beside the weights; may be "
+        "given several times (docs/lora.md)",
+    )
+
+
+def lora(args: argparse.Namespace) -> tuple[AdapterOption, ...]:
+    """Return the adapters of --lora. Raises RequestError for a scale that is no number."""
+    from zinc.engine.load.options import AdapterOption
+
+    found = []
+    for text in getattr(args, "lora", ()):
+        path, mark, scale = text.rpartition("=")
+        if not mark or Path(text).expanduser().exists():  # a path may contain "="
+            path, scale = text, "1"
+        try:
+            found.append(AdapterOption(Path(path).expanduser(), float(scale)))
+        except ValueError:
+            raise RequestError(
+                f"--lora {text}: the scale is {scale!r}", "it must be a number", "write FILE=0.5"
+            ) from None
+    return tuple(found)
+
+
 def add_json(parser: argparse.ArgumentParser, text: str = "print JSON instead of text") -> None:
     """Add the option --json."""
     parser.add_argument("--json", action="store_true", help=text)
@@ -382,7 +412,7 @@ def load_options(args: argparse.Namespace, **fields: Any) -> LoadOptions:
         "backend_options": backend_options(args),
         "speculate": getattr(args, "speculate", "auto"),
     }
-    return LoadOptions(**{**given, **fields})
+    return LoadOptions(lora=lora(args), **{**given, **fields})
 
 
 def model_path(args: argparse.Namespace) -> Path:

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="show the errors of all parts")
     usage.add_backend(parser)
     usage.add_kv_dtype(parser)
+    usage.add_lora(parser)
     usage.add_json(parser)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from zinc.engine.sequence import Sequence
 from zinc.kv import Holding
 from zinc.ops.step import IntArray, Step
+from zinc.ops.values import FloatArray
 
 NO_DRAFTS: Mapping[int, Seq[int]] = MappingProxyType({})
 
@@ -54,7 +55,13 @@ def make_step(
         seq_start=starts,
         state_slot=slots,
         tables=tables,
+        adapters=_adapters(running),
     )
+
+
+def uses_adapters(running: Seq[Sequence]) -> bool:
+    """Return whether any of these sequences uses an adapter."""
+    return any(s.request.adapters is not None for s in running)
 
 
 def make_next_step(running: Seq[Sequence], rows: Seq[int], n_groups: int) -> Step:
@@ -93,7 +100,26 @@ def _streams(running: Seq[Sequence], ids: Seq[int], n_groups: int) -> Step:
     tables, slots = _tables(_holdings(running), n_groups)
     rows = np.arange(len(running) + 1, dtype=np.int32)
     positions = np.array([s.n_run for s in running], np.int32)
-    return Step(np.array(ids, np.int32), positions, rows[:-1], rows[:-1], rows, slots, tables)
+    return Step(
+        np.array(ids, np.int32),
+        positions,
+        rows[:-1],
+        rows[:-1],
+        rows,
+        slots,
+        tables,
+        adapters=_adapters(running),
+    )
+
+
+def _adapters(running: Seq[Sequence]) -> FloatArray | None:
+    """Return the scales of adapters, float32 [sequences, adapters]; None if none is used."""
+    uses = [s.request.adapters for s in running]
+    n_adapters = next((len(use.scales) for use in uses if use is not None), 0)
+    if not n_adapters:
+        return None
+    nothing = (0.0,) * n_adapters
+    return np.array([nothing if use is None else use.scales for use in uses], np.float32)
 
 
 def _holdings(running: Seq[Sequence]) -> list[Holding]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ class Engine:
     takes longer to copy than to run, is run again. max_waiting: requests that may wait (None: no
     limit). extended: the program of sequences longer than `plain_context` tokens; a sequence that
     outgrows it is run again, because its cached keys are rotated with the plain frequencies.
+    adapted: the programs of steps that use adapters, for plain and for longer sequences.
     prepare: returns the program for readouts of a kind, on the same cache. speculation: makes
     drafts that steps verify; a recurrent model needs states that can be set back. states: those of
     all programs on the cache, if `program` does not use them all. kind: what requests may ask of
@@ -69,6 +71,7 @@ class Engine:
         prepare: PrepareProgram | None = None,
         extended: Program | None = None,
         plain_context: int = 0,
+        adapted: Seq[Program] = (),
         speculation: Speculation | None = None,
         states: tuple[State, ...] = (),
         kind: ModelKind = ModelKind.GENERATOR,
@@ -101,7 +104,7 @@ class Engine:
             if speculation is None
             else Drafting(speculation, self.pool, program.plan, self.longest, self.plain_context)
         )
-        self._runner = ModelRunner(program, extended, prepare, len(self.pool.groups))
+        self._runner = ModelRunner(program, extended, prepare, len(self.pool.groups), adapted)
         self.disk: DiskCache | None = None
         self._sequences: dict[int, Sequence] = {}
         self._flight: Flight | None = None

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from zinc.backends.api import FinishedStep, Program, StepResult
-from zinc.engine.batch import NO_DRAFTS, make_next_step, make_step
+from zinc.engine.batch import NO_DRAFTS, make_next_step, make_step, uses_adapters
 from zinc.engine.flight import Flight
 from zinc.engine.readout import ReadoutKind
 from zinc.engine.sequence import Sequence
@@ -24,8 +24,9 @@ from zinc.ops.sampling import pack_sample_params
 from zinc.ops.step import SampleParams, Step
 from zinc.ops.values import FloatArray
 
-# Returns the program for readouts of a kind, for sequences that are extended or not.
-PrepareProgram: TypeAlias = Callable[[ReadoutKind, bool], Program]
+# Returns the program for readouts of a kind, for sequences that are extended or not, and that may
+# use adapters or not.
+PrepareProgram: TypeAlias = Callable[[ReadoutKind, bool, bool], Program]
 
 _BY_HOST = SampleParams(k=0)
 _NO_TOKENS = np.empty((0, 2), np.float32)
@@ -34,9 +35,10 @@ _NO_TOKENS = np.empty((0, 2), np.float32)
 class ModelRunner:
     """Runner of steps on a model's programs, which share one cache of `n_groups` groups of layers.
 
-    program: runs sequences up to the plain context. extended: runs longer ones. prepare: returns
-    the program for readouts of a kind, extended or not. The sequences of one call are all extended,
-    or none is. Methods raise the errors of the device.
+    program: runs sequences up to the plain context. extended: runs longer ones. adapted: these two
+    for steps in which a sequence uses an adapter, if any is loaded. prepare: returns the program
+    for readouts of a kind. The sequences of one call are all extended, or none is. Methods raise
+    the errors of the device.
     """
 
     def __init__(
@@ -45,10 +47,11 @@ class ModelRunner:
         extended: Program | None,
         prepare: PrepareProgram | None,
         n_groups: int,
+        adapted: Seq[Program] = (),
     ) -> None:
-        self._program, self._extended = program, extended
+        self._programs = [[program] if extended is None else [program, extended], adapted]
         self._prepare, self._n_groups = prepare, n_groups
-        self._reading: dict[tuple[ReadoutKind, bool], Program] = {}
+        self._reading: dict[tuple[ReadoutKind, bool, bool], Program] = {}
 
     def can_read(self, kind: ReadoutKind) -> bool:
         """Return whether there is a program for readouts of `kind`."""
@@ -65,7 +68,7 @@ class ModelRunner:
         drafts: drafted tokens by the id of their sequence. If the device samples, the step is
         queued, and may still run when this returns.
         """
-        program = self._program_of(running[0])
+        program = self._program_of(running)
         complete = [s for s in running if counts[s.id] == s.pending]
         begun = time.perf_counter()
         n_rows = [1 + len(drafts.get(s.id, ())) for s in complete]
@@ -101,7 +104,7 @@ class ModelRunner:
 
     def embed(self, running: Seq[Sequence], counts: Mapping[int, int]) -> None:
         """Run tokens of prompts up to the final norm; their readouts take the rows."""
-        program = self._reading_program(ReadoutKind.HIDDEN, running[0].extended)
+        program = self._reading_program(ReadoutKind.HIDDEN, running)
         step = make_step(running, counts, self._n_groups, every_row=True)
         rows = program.step(step)
         for s, start, end in zip(running, step.seq_start, step.seq_start[1:], strict=False):
@@ -117,9 +120,9 @@ class ModelRunner:
         """
         readout = s.request.readout
         assert readout is not None
-        program = self._program_of(s)
+        program = self._program_of([s])
         if readout.kind is ReadoutKind.LOGITS:
-            program = self._reading_program(readout.kind, s.extended)
+            program = self._reading_program(readout.kind, [s])
         end = s.n_run + count
         while s.n_run < end:
             n = min(end - s.n_run, program.plan.max_outputs)
@@ -128,15 +131,21 @@ class ModelRunner:
             s.n_run += n
         return logits[-1:]
 
-    def _reading_program(self, kind: ReadoutKind, extended: bool) -> Program:
+    def _reading_program(self, kind: ReadoutKind, running: Seq[Sequence]) -> Program:
         """Return the program that yields rows of `kind`; it is prepared when first used."""
-        if (kind, extended) not in self._reading:
+        key = kind, running[0].extended, uses_adapters(running)
+        if key not in self._reading:
             assert self._prepare is not None
-            self._reading[kind, extended] = self._prepare(kind, extended)
-        return self._reading[kind, extended]
+            self._reading[key] = self._prepare(*key)
+        return self._reading[key]
 
-    def _program_of(self, s: Sequence) -> Program:
-        return self._extended if s.extended and self._extended is not None else self._program
+    def _program_of(self, running: Seq[Sequence]) -> Program:
+        """Return the program of a step of these sequences.
+
+        A step without adapters runs as if none was loaded.
+        """
+        programs = self._programs[uses_adapters(running)]
+        return programs[min(running[0].extended, len(programs) - 1)]
 
 
 def _advance(running: Seq[Sequence], counts: Seq[int]) -> list[int]:

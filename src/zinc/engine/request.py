@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from zinc.engine.adapters import AdapterUse
 from zinc.engine.constraint import Constraint, Thinking
 from zinc.engine.readout import Readout
 from zinc.engine.sampling import SamplingParams
@@ -19,7 +20,8 @@ class Request:
     their own namespace only. priority: requests of higher priority run first. constraint: a parser
     that limits the answer of this request alone. checkpoints: positions in the prompt where another
     prompt may depart from it, besides those that the engine finds itself. readout: takes the rows
-    of the prompt. prediction: token ids that the suffix drafter searches for drafts.
+    of the prompt. prediction: token ids that the suffix drafter searches for drafts. adapters: the
+    LoRA adapters that change the model for it.
     """
 
     ids: Sequence[int]
@@ -34,3 +36,4 @@ class Request:
     checkpoints: Collection[int] = ()
     readout: Readout | None = None
     prediction: Sequence[int] = ()
+    adapters: AdapterUse | None = None

@@ -178,8 +178,11 @@ class Sequence:
         """The namespace of its cached prefixes.
 
         Keys of an extended sequence are rotated differently, so it shares no prefix with others.
+        Nor does a sequence with adapters, except with those that use the same adapters alike.
         """
-        namespace = self.request.namespace
+        namespace, adapters = self.request.namespace, self.request.adapters
+        if adapters is not None:
+            namespace = b"lora:" + adapters.key + namespace
         return b"extended:" + namespace if self.extended else namespace
 
     def key_to(self, n_tokens: int) -> bytes:

@@ -192,7 +192,7 @@ def _apply(found: Modelfile, instruction: str, head: str, value: str, where: str
             found.template, found.template_where = value, where
         case "ADAPTER":
             raise UnsupportedError(
-                f"{where}: adapters are not supported",
+                f"{where}: a Modelfile cannot name adapters",
                 "",
-                "name a model file with the adapter merged into it",
+                "leave the line out, and name the adapter with {lora}",
             )

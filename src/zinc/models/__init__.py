@@ -10,7 +10,7 @@ import pkgutil
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
-from zinc.core.errors import ModelError, UnsupportedError
+from zinc.core.errors import ModelError, RequestError, UnsupportedError
 from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.models.parts.context import RopeScaling, specs
 from zinc.models.parts.encoder import without_mask
@@ -129,6 +129,12 @@ def _described(
     file: GGUFFile, rope: RopeScaling | None, context: int | None, extended: bool
 ) -> tuple[Architecture, ModelSpec]:
     """Return the architecture and the spec of a model file, for the arguments of `load`."""
+    if file.metadata.get("general.type") == "adapter":
+        raise RequestError(
+            f"{file.path} is no model",
+            "it is an adapter",
+            "load the model that it was made for, and the adapter with {lora}",
+        )
     arch = file.str("general.architecture")
     if arch not in architectures():
         raise unsupported(

@@ -33,7 +33,7 @@ class Case:
 
     tensors: float32 data of each Weight by name. blocks: the bytes of a weight of a type that zinc
     does not encode. sample_params: how the step samples tokens, if it does. cached: tokens that
-    each sequence has before the step.
+    each sequence has before the step. adapters: as in `Step`.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Case:
     sequences: Sequence[int] = ()
     cached: int = 0
     sample_params: SampleParamsArray | None = None
+    adapters: FloatArray | None = None
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
 
     def rows(self, cols: int, scale: float = 1.0) -> Value:
@@ -156,4 +157,5 @@ class Case:
             state_slot=np.arange(n_sequences, dtype=np.int32),
             tables=(table,),
             sample_params=self.sample_params if first == self.cached else None,
+            adapters=self.adapters,
         )

@@ -174,6 +174,19 @@ class Graph:
         """Return x [rows, cols] times weight [out, cols] transposed, plus bias [out]."""
         return self._make("linear", [x, weight, bias, None], weight.rows, x.dim, n_parts=1)
 
+    def lora(
+        self, x: Value, parts: Sequence[tuple[Value, Weight | None, Weight]], *, adapter: int
+    ) -> list[Value]:
+        """Return y + scale * (x @ a.T) @ b.T for each part (y, a, b): an adapter of products of x.
+
+        a [rank, cols], b [out, rank]. Without a, x has `rank` columns. The step has the scales.
+        """
+        outputs = tuple(self.value(x.dim, y.cols) for y, _, _ in parts)
+        attrs = {"adapter": adapter, "of_outputs": int(x.dim is Dim.OUTPUTS)}
+        inputs = (x, *(operand for part in parts for operand in part))
+        self.nodes.append(Node("lora", inputs, outputs, MappingProxyType(attrs), self._label))
+        return list(outputs)
+
     def glu(
         self, gate: Value, up: Value | None, *, activation: ActivationFn, **attrs: float
     ) -> Value:

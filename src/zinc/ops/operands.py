@@ -36,6 +36,7 @@ class Operand:
     in_place: an output may be stored in the bytes of this operand, if nothing reads it later.
     residual: is added to the output.
     weight_format: the kernel reads these rows in the row format that the op's matrices need.
+    any_format: the kernel reads these rows in the row format in which they are stored anyway.
     written: is a state that the op changes.
     read: is read by the op; only ops that store keys and values do not read their cache.
     """
@@ -47,6 +48,7 @@ class Operand:
     in_place: bool = False
     residual: bool = False
     weight_format: bool = False
+    any_format: bool = False
     written: bool = False
     read: bool = True
 
@@ -147,6 +149,11 @@ class Signature:
     def in_place(self) -> Operand | None:
         """The operand whose bytes an output may take over, if there is one."""
         return next((x for x in self.operands if x.in_place), None)
+
+    @property
+    def any_format(self) -> Operand | None:
+        """The rows that are read in any row format, if there are any."""
+        return next((x for x in self.operands if x.any_format), None)
 
     @property
     def weight_format(self) -> Operand | None:

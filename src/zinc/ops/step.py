@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zinc.ops.values import Dim
+from zinc.ops.values import Dim, FloatArray
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
 
@@ -89,7 +89,9 @@ class Step:
     [sequences, blocks] for each group of layers (see `KVState.window`), -1 where no block is held.
     sample_params: SAMPLE_PARAMS [outputs], if the program is to sample tokens. sampled_rows: int32
     [tokens] or None; if given, `ids` are not read, and the id of token i is the token that the
-    program's previous step sampled for output row sampled_rows[i].
+    program's previous step sampled for output row sampled_rows[i]. adapters: float32 [sequences,
+    adapters], the scale with which a sequence uses each adapter, 0 if it does not; None if no
+    sequence uses any.
     """
 
     ids: IntArray
@@ -101,6 +103,7 @@ class Step:
     tables: tuple[IntArray, ...] = field(default_factory=tuple)
     sample_params: SampleParamsArray | None = None
     sampled_rows: IntArray | None = None
+    adapters: FloatArray | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -131,6 +134,14 @@ class Step:
                 return self.n_sequences
             case _:
                 return 1
+
+    def adapter_scales(self, adapter: int, *, of_outputs: bool) -> FloatArray:
+        """Return the scale of an adapter for each token row, or for each output row."""
+        rows = self.sequence[self.output_rows] if of_outputs else self.sequence
+        if self.adapters is None:
+            return np.zeros(len(rows), np.float32)
+        scales: FloatArray = self.adapters[rows, adapter]
+        return scales
 
     def with_ids(self, sampled: IntArray) -> Step:
         """Return the step with its ids filled in from `sampled`, the tokens of the previous step.

@@ -7,7 +7,7 @@ test compares them. A pass looks at structure only, never at the name of a model
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
@@ -70,8 +70,16 @@ def _may_take_residual(node: Node) -> bool:
     return operand is not None and len(node.outputs) == 1 and node.input(operand.name) is None
 
 
-def fuse_glu(nodes: Sequence[Node], output: Value | None, row_format: RowFormatOf) -> list[Node]:
-    """Fuse glu(linear(x, gate), linear(x, up)) into one product with both weights."""
+def fuse_glu(
+    nodes: Sequence[Node],
+    output: Value | None,
+    row_format: RowFormatOf,
+    apart: Container[str] = (),
+) -> list[Node]:
+    """Fuse glu(linear(x, gate), linear(x, up)) into one product with both weights.
+
+    apart: tensors whose products stay as they are.
+    """
     made, used = producers(nodes), uses(nodes, output)
     result: list[Node] = []
     dropped: set[int] = set()
@@ -84,7 +92,8 @@ def fuse_glu(nodes: Sequence[Node], output: Value | None, row_format: RowFormatO
             )
             if fits and gate.rows("x") == up.rows("x"):
                 weights = gate.weight("weight"), up.weight("weight")
-                if row_format(weights[0]) == row_format(weights[1]):
+                is_apart = any(weight.tensor in apart for weight in weights)
+                if not is_apart and row_format(weights[0]) == row_format(weights[1]):
                     dropped |= {id(gate), id(up)}
                     inputs = (gate.rows("x"), *weights, gate.input("bias"), up.input("bias"))
                     node = replace(node, op="linear_glu", inputs=inputs)
@@ -252,6 +261,7 @@ def choose_row_formats(
 
     The producer of the rows stores them in that format if it can and no node needs them in float32.
     Otherwise a quantize node converts them. A selection of rows copies them in the same format.
+    Nodes that read rows of any format read what is stored for others.
     Raises UnsupportedError for a product whose weights need rows in different formats. New values
     take their ids from `ids`.
     """
@@ -268,11 +278,19 @@ def choose_row_formats(
                 format = next(iter(formats))
                 copied[x.id] = format if _can_store(source, format, stores) else RowFormat.F32
         for value in node.inputs:
-            if isinstance(value, Value):
+            if isinstance(value, Value) and not _takes_any(node, value):
                 format = _wants(node, value, row_format, copied)
                 wanted.setdefault(value.id, Counter())[format] += 1
 
     stored: dict[tuple[int, RowFormat], Value] = {}
+
+    def reads(node: Node, value: Value) -> Value:
+        """Return the stored value that `node` reads in place of `value`."""
+        if _takes_any(node, value):
+            formats = (RowFormat.F32, *wanted.get(value.id, ()))
+            return next(stored[value.id, each] for each in formats if (value.id, each) in stored)
+        return stored[value.id, _wants(node, value, row_format, copied)]
+
     result: list[Node] = []
     for node in nodes:
         outputs = []
@@ -292,13 +310,16 @@ def choose_row_formats(
                     out = replace(value, id=next(ids), format=format)
                     stored[value.id, format] = out
                     casts.append(Node("quantize", (value,), (out,), label=node.label))
-        inputs = tuple(
-            stored[v.id, _wants(node, v, row_format, copied)] if isinstance(v, Value) else v
-            for v in node.inputs
-        )
+        inputs = tuple(reads(node, v) if isinstance(v, Value) else v for v in node.inputs)
         result.append(replace(node, inputs=inputs, outputs=tuple(outputs)))
         result.extend(casts)
     return result
+
+
+def _takes_any(node: Node, value: Value) -> bool:
+    """Return whether `node` reads `value` in the format in which it is stored anyway."""
+    operand = None if node.op in TRANSFERS else OPS[node.op].signature.any_format
+    return operand is not None and value == node.input(operand.name)
 
 
 def _wants(

@@ -23,6 +23,7 @@ from zinc.ops.graph import Graph, Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, Input, RowFormat, Value, Weight
 from zinc.plan import memory, passes, split
+from zinc.plan.adapters import Adapters, add_adapters, targets
 from zinc.plan.alternatives import add_alternatives, held_inputs
 
 _HOST = -1  # the stop of an exchange with the host
@@ -38,12 +39,14 @@ def make_plan(
     max_sequences: int = 64,
     fuse: bool = True,
     samples: bool = False,
+    adapters: Adapters = (),
 ) -> Plan:
     """Return a plan of `graph` for steps of at most `max_tokens` tokens and `max_outputs` outputs.
 
     max_sequences: most sequences in a step. fuse: whether to fuse nodes. samples: the output of the
-    graph are logits, and a backend with a kernel for it samples tokens. For a backend of several
-    devices the plan is a SplitPlan, and the host samples.
+    graph are logits, and a backend with a kernel for it samples tokens. adapters: those that
+    sequences of a step may use. For a backend of several devices the plan is a SplitPlan, and the
+    host samples.
 
     Raises UnsupportedError if the backend lacks a kernel for an op or a block format.
     """
@@ -64,7 +67,7 @@ def make_plan(
     if backend.split is None:
         nodes = _with_host_rows(graph)
         next_id = 1 + max(v.id for node in nodes for v in node.outputs)
-        part = _part(nodes, graph.output, backend, rows, fuse, next_id)
+        part = _part(nodes, graph.output, backend, rows, fuse, next_id, adapters)
         plan = replace(part.plan, given=_host_rows(part.receives), hidden=_host_rows(part.sends))
         return (
             _with_sampling(plan, graph.output) if samples and backend.supports("sample") else plan
@@ -76,7 +79,7 @@ def make_plan(
     for device, nodes in zip(devices, divided, strict=True):
         is_last = any(graph.output in n.outputs for n in nodes if n.op != split.RECEIVE)
         output = graph.output if is_last else None
-        parts.append(_part(nodes, output, device, rows, fuse, next_id))
+        parts.append(_part(nodes, output, device, rows, fuse, next_id, adapters))
         made = (ref.id for launch in parts[-1].plan.launches for ref in launch.outputs)
         next_id = max(next_id, 1 + max(made, default=0))
     return split.join(parts)
@@ -108,6 +111,7 @@ def _part(
     rows: dict[Dim, int],
     fuse: bool,
     next_id: int,
+    adapters: Adapters,
 ) -> split.Part:
     """Return the plan of the nodes of one device. New values get ids from `next_id` on."""
 
@@ -118,9 +122,17 @@ def _part(
     ids = count(next_id)
     if fuse:
         nodes = passes.fuse_residual(nodes, output)
-        nodes = passes.fuse_glu(nodes, output, row_format)
+        nodes = passes.fuse_glu(nodes, output, row_format, targets(adapters))
         nodes = passes.fuse_siblings(nodes, output, row_format)
         nodes = passes.fuse_rope_store(nodes, output, ids)
+    if adapters:
+        if not backend.supports("lora"):
+            raise UnsupportedError(
+                f"the backend {backend.name} cannot apply LoRA adapters",
+                "it has no kernel for them",
+                "leave {lora} out, or choose another backend with {backend}",
+            )
+        nodes = add_adapters(nodes, adapters, ids)
     nodes = passes.choose_row_formats(nodes, output, row_format, backend.stores, ids)
     passes.check(nodes, output)
     nodes, views = passes.resolve_views(nodes)

@@ -2,11 +2,12 @@
 
 Almost always these are the bytes of the file. A part of a vector is cut out. A weight that must be
 stored transposed is decoded and transposed once at load, because no block format can be transposed
-in place.
+in place. The factors of adapters are scaled and stored as float16.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +15,28 @@ import numpy as np
 from zinc.backends.api import ByteReader, TensorData
 from zinc.formats.gguf import Tensor
 from zinc.ops.values import FloatArray, Weight
+from zinc.quant.blocks import GGMLType
 from zinc.quant.decode import decode
 from zinc.quant.encode import encode
+
+
+def factor_data(a: FloatArray, b: FloatArray) -> tuple[TensorData, TensorData] | None:
+    """Return the factors of an adapter as float16; None if they have numbers beyond it or NaN.
+
+    A power of two, which does not change their product, moves both to the same part of the range.
+    """
+    tops = [float(np.abs(each).max()) for each in (a, b)]
+    if all(tops) and np.isfinite(tops).all():
+        shift = round((math.log2(tops[1]) - math.log2(tops[0])) / 2)
+        a, b = np.ldexp(a, shift), np.ldexp(b, -shift)
+    largest = np.finfo(np.float16).max
+    if not all(np.abs(each).max() <= largest for each in (a, b)):
+        return None
+    data, more = (
+        TensorData(GGMLType.F16, x.shape, encode(x.astype(np.float32), GGMLType.F16).reshape(-1))
+        for x in (a, b)
+    )
+    return data, more
 
 
 def tensor_data(weight: Weight, tensor: Tensor, reader: ByteReader | None = None) -> TensorData:

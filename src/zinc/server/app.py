@@ -158,10 +158,6 @@ def _error_response(error: ApiError, request: Request) -> Response:
 
 # Endpoints of other servers that clients ask for: why they are missing, and what to use instead.
 _MISSING = {
-    ("/lora-adapters",): (
-        "adapters are not supported",
-        "serve a model file with the adapter merged into it",
-    ),
     ("/slots/",): (
         "the cache of a single slot cannot be saved or erased",
         "--cache-dir keeps the prefix cache across restarts",

@@ -33,7 +33,7 @@ class ServerConfig:
     """The configuration of a server. Raises RequestError if it is not valid.
 
     models: the models to serve; the first is the default of requests that name none.
-    load: how to load them. A draft model is for the first one.
+    load: how to load them. A draft model and LoRA adapters are for the first one.
     sampling: arguments of `SamplingParams` for requests that do not give them.
     ollama: listen on Ollama's port, too.
     allow_pull: clients may download, add and delete models.

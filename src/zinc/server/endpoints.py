@@ -11,7 +11,7 @@ from starlette.responses import Response
 from zinc.server import operations
 from zinc.server.apis.anthropic import messages
 from zinc.server.apis.anthropic.fields import MessagesFields, PromptFields
-from zinc.server.apis.llama import completion, status, tokens
+from zinc.server.apis.llama import adapters, completion, status, tokens
 from zinc.server.apis.llama import embeddings as llama_embeddings
 from zinc.server.apis.llama import rerank as llama_rerank
 from zinc.server.apis.llama.fields import InfillFields, NativeFields
@@ -192,6 +192,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _get(
         "/slots", status.slots, "Sequences that run or wait", "llama.cpp",
         query=("model", "fail_on_no_slot"),
+    ),
+    _get(
+        "/lora-adapters", adapters.list_adapters, "The LoRA adapters and their scales", "llama.cpp",
+        query=("model",),
+    ),
+    _get(
+        "/lora-adapters", adapters.set_scales, "Set the scales of LoRA adapters", "llama.cpp",
+        query=("model",), method="POST",
     ),
     _post(
         "/api/chat", ollama_chat.chat, ollama_chat.OllamaChatFields,

@@ -170,7 +170,7 @@ def test_a_time_limit_ends_the_answer(server: Running):
         ({"grammar": "root ::= ("}, "grammar"),
         ({"json_schema": 5}, "json_schema"),
         ({"grammar": 'root ::= "x"', "json_schema": {}}, "grammar"),
-        ({"lora": [{"id": 0}]}, "lora"),
+        ({"lora": [{"id": 0, "scale": 1.0}]}, "lora"),
         ({"post_sampling_probs": 1}, "post_sampling_probs"),
         ({"n_indent": -1}, "n_indent"),
         ({"dynatemp_range": 0.5}, "dynatemp_range"),
@@ -267,10 +267,7 @@ def test_an_answer_ends_at_a_line_that_is_indented_less(text, expected):
 
 
 def test_missing_endpoints_say_what_to_use_instead(server: Running):
-    for path, said in (
-        ("/lora-adapters", "merged"),
-        ("/slots/0?action=save", "--cache-dir"),
-    ):
+    for path, said in (("/slots/0?action=save", "--cache-dir"),):
         found = server.post(path, {})
         assert found.status == 404
         assert said in str(found.json["error"])

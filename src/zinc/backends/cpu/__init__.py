@@ -186,6 +186,7 @@ class CpuProgram:
             step.seq_start,
             step.state_slot,
             list(step.tables),
+            step.adapters,
         )
 
     def _operand(self, x: Operand) -> Any:

@@ -139,6 +139,7 @@ class Program:
         seq_start: _Ints,
         state_slot: _Ints,
         tables: list[_Ints],
+        adapters: _Floats | None = None,
     ) -> None:
         """Run all launches without the GIL. Raises ValueError if the batch is inconsistent."""
 
@@ -153,6 +154,7 @@ class Program:
         seq_start: _Ints,
         state_slot: _Ints,
         tables: list[_Ints],
+        adapters: _Floats | None = None,
     ) -> None:
         """Run launches [first, last)."""
 

@@ -18,6 +18,7 @@ from zinc.backends.plans import SplitPlan, states_of
 from zinc.backends.split import SplitBackend
 from zinc.core.errors import RequestError
 from zinc.engine.cache_layout import resolve_kv_dtype
+from zinc.engine.load.adapters import NO_ADAPTERS, AdapterFiles
 from zinc.engine.load.memory import budgets, has_room
 from zinc.engine.load.options import LoadOptions
 from zinc.formats.gguf import GGUFFile
@@ -61,7 +62,7 @@ class OpenModel:
     The first graph runs sequences up to the plain context of `spec`, the second, if there is one,
     longer sequences. draft_graphs: those of the model's NextN block for the same sequences, if it
     is loaded. draft_tokens: the token of each of their logits; () if they are those of the
-    vocabulary.
+    vocabulary. adapters: LoRA adapters beside the weights.
     """
 
     file: GGUFFile
@@ -69,6 +70,7 @@ class OpenModel:
     graphs: tuple[Graph, ...]
     draft_graphs: tuple[Graph, ...] = ()
     draft_tokens: tuple[int, ...] = ()
+    adapters: AdapterFiles = NO_ADAPTERS
 
 
 def no_draft(device: Backend, context: int) -> int:
@@ -120,7 +122,8 @@ def split_backend(
 ) -> SplitBackend:
     """Return `device` and `host` as one backend that divides `model` by `device_map`."""
     backend = SplitBackend([device, host], device_map.assign(model.spec.n_layers))
-    plan = make_plan(model.graphs[0], backend, max_tokens=1, max_outputs=1)
+    factors = model.adapters.factors
+    plan = make_plan(model.graphs[0], backend, max_tokens=1, max_outputs=1, adapters=factors)
     assert isinstance(plan, SplitPlan)
     backend.keep(plan)
     return backend

@@ -56,6 +56,7 @@ def draft_options(options: LoadOptions, path: Path, backend: Backend) -> LoadOpt
         draft=None,
         rollback=MOST_RECURRENT_ROWS,
         nextn=False,
+        lora=(),
     )
 
 

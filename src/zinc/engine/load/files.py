@@ -8,6 +8,7 @@ from pathlib import Path
 
 from zinc.formats.gguf import GGUFFile
 from zinc.hub.resolve import resolve
+from zinc.ops.costs import weight_bytes
 from zinc.ops.values import Weight
 
 EMBEDDED_MODEL = Path(__file__).parents[2] / "data" / "zinc-demo-30m-q4_k_m.gguf"
@@ -24,5 +25,12 @@ def resolve_model(name: str | os.PathLike[str] | None) -> Path:
 
 
 def weights_bytes(file: GGUFFile, weights: Iterable[Weight]) -> int:
-    """Return the bytes of the tensors of `weights`; several weights may share a tensor."""
-    return sum(file.tensors[name].n_bytes for name in {w.tensor for w in weights})
+    """Return the bytes of the tensors of `weights`; several weights may share a tensor.
+
+    Tensors that the file does not have, those of adapters, count with their own shapes.
+    """
+    tensors = {w.tensor: w for w in weights}
+    return sum(
+        file.tensors[name].n_bytes if name in file.tensors else weight_bytes(w)
+        for name, w in tensors.items()
+    )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from zinc.backends.api import Backend, Cache, CacheLayout, Program
 from zinc.backends.plans import weights_of
+from zinc.engine.adapters import AdapterUse
 from zinc.engine.cache_layout import cache_layout
 from zinc.engine.engine import Engine
 from zinc.engine.load.device_map import BackendChoice
@@ -24,6 +27,21 @@ from zinc.engine.speculative.nextn import NextNDrafter
 from zinc.engine.worker import EngineWorker, closed_error
 from zinc.ops.graph import Graph
 from zinc.plan.hidden import hidden_graph
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """A LoRA adapter beside a model.
+
+    scale: for requests that name no scales. task_name, prompt_prefix: what the file says about its
+    use; empty if it says nothing.
+    """
+
+    id: int
+    path: Path
+    scale: float
+    task_name: str
+    prompt_prefix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +71,12 @@ class LoadedModel:
         damaged or memory is short.
         """
         self.options, self.file, self.spec = planned.options, planned.file, planned.spec
-        self.plan, self.kv_dtype = planned.plans[0], planned.kv_dtype
+        self.plan, self.kv_dtype = planned.default_plans[0], planned.kv_dtype
         self._close_files = planned.close
+        self._adapters = planned.model.adapters
         try:
+            self._scales = {i: each.scale for i, each in enumerate(self.options.lora)}
+            self._default_use = self._adapters.use(self._scales)
             self._resources: _Resources | None = self._load(planned, progress)
         except BaseException:
             planned.close()
@@ -75,10 +96,12 @@ class LoadedModel:
             from zinc.engine.identity import TensorDigests, cache_key
 
             digests = TensorDigests(self.file, folder)
-        upload(self.file, weights_of(planned.all_plans), backend, progress, digests)
+        weights = weights_of(planned.all_plans)
+        upload(self.file, weights, backend, progress, digests, planned.model.adapters)
         layout = _layout(planned, size)
         cache = backend.allocate(planned.states, layout)
         programs = [backend.prepare(plan, cache) for plan in planned.plans]
+        adapted = [backend.prepare(plan, cache) for plan in planned.adapted_plans]
         drafter = _drafter(planned, cache)
         draft, draft_bytes = None, 0
         if planned.draft is not None:
@@ -91,8 +114,9 @@ class LoadedModel:
             prefix_cache=options.prefix_cache,
             cache_bytes=options.cache_bytes,
             swap_bytes=choose_swap() if options.swap_bytes is None else options.swap_bytes,
-            prepare=_Preparer(planned, cache, tuple(programs)),
+            prepare=_Preparer(planned, cache, (tuple(programs), tuple(adapted))),
             extended=programs[1] if len(programs) > 1 else None,
+            adapted=tuple(adapted),
             plain_context=self.spec.plain_context,
             speculation=choose_speculation(options, self.plan, backend, drafter, draft),
             states=planned.states,
@@ -100,12 +124,13 @@ class LoadedModel:
             encoder=self.spec.is_encoder,
         )
         if folder is not None and digests is not None:
-            key = cache_key(digests.finish(), planned.all_plans, layout, backend)
+            key = cache_key(digests.finish(), planned.plain_plans, layout, backend)
             engine.keep_on_disk(folder, key, options.cache_bytes)
         arena_bytes = sum(plan.arena_bytes for plan in planned.all_plans)
         self.memory = MemoryReport(backend.weight_bytes, cache.n_bytes, arena_bytes, draft_bytes)
         worker = EngineWorker(engine)
-        return _Resources(planned.choice, cache, programs[0], drafter, engine, worker)
+        default = programs[0] if self._default_use is None else adapted[0]
+        return _Resources(planned.choice, cache, default, drafter, engine, worker)
 
     @property
     def _open(self) -> _Resources:
@@ -131,7 +156,7 @@ class LoadedModel:
 
     @property
     def program(self) -> Program:
-        """The program of sequences up to the plain context."""
+        """The program of sequences up to the plain context that use the adapters of the options."""
         return self._open.program
 
     @property
@@ -148,6 +173,33 @@ class LoadedModel:
     def worker(self) -> EngineWorker:
         """The thread that owns the engine."""
         return self._open.worker
+
+    # -- LoRA adapters --------------------------------------------------------------------------
+
+    @property
+    def adapters(self) -> tuple[LoadedAdapter, ...]:
+        """The LoRA adapters that requests may use."""
+        pairs = zip(self.options.lora, self._adapters.files, strict=True)
+        return tuple(
+            LoadedAdapter(i, option.path, self._scales[i], file.task_name, file.prompt_prefix)
+            for i, (option, file) in enumerate(pairs)
+        )
+
+    def set_adapter_scales(self, scales: Mapping[int, float]) -> None:
+        """Set the scales for later requests that name none; 0 for adapters that are left out.
+
+        Raises RequestError for an id without an adapter, or a scale that is out of range.
+        """
+        use = self._adapters.use(scales)
+        self._scales = {i: float(scales.get(i, 0.0)) for i in range(len(self.options.lora))}
+        self._default_use = use
+
+    def adapter_use(self, scales: Mapping[int, float] | None = None) -> AdapterUse | None:
+        """Return the adapters of a request with these scales by id, 0 for those left out.
+
+        None are the scales of the model. Raises RequestError as `set_adapter_scales` does.
+        """
+        return self._default_use if scales is None else self._adapters.use(scales)
 
     def check_open(self) -> None:
         """Raise RequestError if the model is closed."""
@@ -175,20 +227,25 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Preparer:
-    """Factory of the programs that only some requests need, on the cache of the others."""
+    """Factory of the programs that only some requests need, on the cache of the others.
+
+    programs: those of answers, without adapters and with them.
+    """
 
     planned: PlannedModel
     cache: Cache
-    programs: tuple[Program, ...]
+    programs: tuple[tuple[Program, ...], tuple[Program, ...]]
 
-    def __call__(self, kind: ReadoutKind, extended: bool) -> Program:
+    def __call__(self, kind: ReadoutKind, extended: bool, adapted: bool) -> Program:
         if self.planned.spec.is_encoder:  # its programs yield hidden rows
-            return self.programs[extended]
+            return self.programs[adapted][extended]
         graph: Graph = self.planned.model.graphs[extended]
         if kind is ReadoutKind.HIDDEN:
             graph = hidden_graph(graph)
         options, backend = self.planned.options, self.planned.backend
-        plan = plan_graph(graph, backend, options, output_rows=options.batch_tokens)
+        adapters = self.planned.model.adapters.factors if adapted else ()
+        rows = options.batch_tokens
+        plan = plan_graph(graph, backend, options, output_rows=rows, adapters=adapters)
         return backend.prepare(plan, self.cache)
 
 

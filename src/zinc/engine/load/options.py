@@ -15,6 +15,14 @@ BATCH_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterOption:
+    """The file of a LoRA adapter, and its scale in requests that name none."""
+
+    path: Path
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class LoadOptions:
     """Options of a load; `LLM` describes the fields that are its arguments.
 
@@ -28,6 +36,7 @@ class LoadOptions:
     take twice the memory otherwise. nextn: load the model's NextN block too. `plan_model` sets both
     where drafts need them.
     nextn_tokens: draft about this many frequent tokens only, which makes a draft faster; 0 for all.
+    lora: adapters that requests may use.
     """
 
     path: Path | None = None
@@ -53,6 +62,7 @@ class LoadOptions:
     rollback: int = 0
     nextn: bool = False
     nextn_tokens: int = 0
+    lora: tuple[AdapterOption, ...] = ()
 
     @property
     def output_rows(self) -> int:

@@ -18,6 +18,7 @@ from zinc.backends.plans import Plan, states_of
 from zinc.core.errors import MemoryLimitError, RequestError
 from zinc.engine.cache_layout import BLOCK_TOKENS, resolve_kv_dtype, state_bytes_per_sequence
 from zinc.engine.load import auto
+from zinc.engine.load.adapters import NO_ADAPTERS, open_adapters
 from zinc.engine.load.device_map import (
     BackendChoice,
     DraftBytes,
@@ -51,6 +52,7 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.spec import ModelSpec
 from zinc.ops.graph import Graph
 from zinc.ops.values import State
+from zinc.plan.adapters import Adapters
 from zinc.plan.device_map import DeviceMap
 from zinc.plan.planner import make_plan
 from zinc.plan.rollback import rollback_graph
@@ -62,8 +64,9 @@ log = logging.getLogger("zinc.loading")
 class PlannedModel:
     """A model file, the backend it will run on, and one plan for each of its graphs.
 
-    draft_plans: for the graphs of its NextN block, if it is loaded. draft: its draft model, if it
-    has one.
+    adapted_plans: for the same graphs, for steps in which a sequence uses a LoRA adapter; () if
+    none is loaded. draft_plans: for the graphs of its NextN block, if it is loaded. draft: its
+    draft model, if it has one.
     """
 
     options: LoadOptions
@@ -71,12 +74,18 @@ class PlannedModel:
     choice: BackendChoice
     plans: tuple[Plan, ...]
     kv_dtype: str
+    adapted_plans: tuple[Plan, ...] = ()
     draft_plans: tuple[Plan, ...] = ()
     draft: PlannedModel | None = None
 
     @property
     def all_plans(self) -> tuple[Plan, ...]:
         """The plans of the model and those of its NextN block, which share weights and a cache."""
+        return (*self.plain_plans, *self.adapted_plans)
+
+    @property
+    def plain_plans(self) -> tuple[Plan, ...]:
+        """All plans for steps without adapters."""
         return (*self.plans, *self.draft_plans)
 
     @property
@@ -146,15 +155,21 @@ class PlannedModel:
 
     def plan_for(self, n_tokens: int) -> Plan:
         """Return the plan that runs a sequence of `n_tokens`."""
-        return self.plans[-1 if 0 < self.spec.plain_context < n_tokens else 0]
+        return self.default_plans[-1 if 0 < self.spec.plain_context < n_tokens else 0]
+
+    @property
+    def default_plans(self) -> tuple[Plan, ...]:
+        """The plans of sequences that use the adapters of the options."""
+        return self.adapted_plans if any(x.scale for x in self.options.lora) else self.plans
 
     def on(self, backend: Backend) -> PlannedModel:
         """Return the same plans, to be run by another `backend`, such as the reference."""
         return replace(self, choice=BackendChoice(backend))
 
     def close(self) -> None:
-        """Close the file, and that of the draft model."""
+        """Close the file, and those of the adapters and the draft model."""
         self.file.close()
+        self.model.adapters.close()
         if self.draft is not None:
             self.draft.close()
 
@@ -181,8 +196,11 @@ def plan_model(
     options = replace(options, context=options.context or options.settings.context)
     if file is None:
         file = GGUFFile.open(resolve_model(options.path))
+    adapters = NO_ADAPTERS
     try:
-        planned = _plan(_open(file, options), options, backend)
+        model = _open(file, options)
+        adapters = open_adapters(options.lora, file, model.graphs[0].nodes)
+        planned = _plan(replace(model, adapters=adapters), options, backend)
         if options.draft is not None:
             draft = _plan_draft(planned, options.draft)
             both = replace(planned, draft=draft)
@@ -192,19 +210,26 @@ def plan_model(
         if planned.options == options or _has_room(planned, "speculative decoding"):
             return planned
         plain = replace(options, speculate="off", draft=None)
-        return _plan(_open(file, plain), plain, planned.backend, planned.choice.reason)
+        return _plan(_reopen(model, plain), plain, planned.backend, planned.choice.reason)
     except BaseException:
         file.close()
+        adapters.close()
         raise
 
 
 def plan_graph(
-    graph: Graph, kernels: Kernels, options: LoadOptions, *, output_rows: int | None = None
+    graph: Graph,
+    kernels: Kernels,
+    options: LoadOptions,
+    *,
+    output_rows: int | None = None,
+    adapters: Adapters = (),
 ) -> Plan:
     """Return a plan of `graph` for steps of `options`.
 
     output_rows: for a plan that returns this many rows of logits or hidden states to the host;
-    None for the plan of answers, which samples on the device if the backend can.
+    None for the plan of answers, which samples on the device if the backend can. adapters: LoRA
+    adapters that sequences may use.
     """
     return make_plan(
         graph,
@@ -212,6 +237,7 @@ def plan_graph(
         max_tokens=options.batch_tokens,
         max_outputs=options.output_rows if output_rows is None else output_rows,
         samples=output_rows is None,
+        adapters=adapters,
     )
 
 
@@ -235,6 +261,11 @@ def _open(file: GGUFFile, options: LoadOptions) -> OpenModel:
         )
         drafts.append(draft)
     return OpenModel(file, spec, tuple(graphs), tuple(drafts), tokens)
+
+
+def _reopen(model: OpenModel, options: LoadOptions) -> OpenModel:
+    """Return the spec and the graphs of a model that is open, with other options."""
+    return replace(_open(model.file, options), adapters=model.adapters)
 
 
 def encoder_options(spec: ModelSpec, options: LoadOptions) -> LoadOptions:
@@ -263,7 +294,7 @@ def _with_drafts(model: OpenModel, options: LoadOptions) -> OpenModel:
     if not demands_drafts(options):
         return model
     if options.speculate == "mtp" and options.device_map is None:
-        model = _open(model.file, replace(options, nextn=True))
+        model = _reopen(model, replace(options, nextn=True))
     graphs = tuple(rollback_graph(graph, MOST_RECURRENT_ROWS) for graph in model.graphs)
     return replace(model, graphs=graphs)
 
@@ -346,7 +377,7 @@ def _plan(
     check_drafts(options, choice.backend)
     if needs_nextn(options.speculate, model, choice.backend):
         options = replace(options, nextn=True)
-        model = _open(model.file, options)
+        model = _reopen(model, options)
     if needs_rollback(options, model.graphs[0], choice.backend):
         options = replace(options, rollback=MOST_RECURRENT_ROWS)
     return _planned(model, options, choice)
@@ -361,10 +392,16 @@ def _planned(model: OpenModel, options: LoadOptions, choice: BackendChoice) -> P
     plans = tuple(
         plan_graph(graph, choice.backend, options, output_rows=rows) for graph in model.graphs
     )
+    factors = model.adapters.factors
+    adapted = tuple(
+        plan_graph(graph, choice.backend, options, output_rows=rows, adapters=factors)
+        for graph in model.graphs
+        if factors
+    )
     drafts = tuple(
         plan_graph(graph, choice.backend, options, output_rows=options.output_rows)
         for graph in model.draft_graphs
     )
     default = "f16" if model.spec.is_encoder else choice.backend.capabilities.kv_dtype
     kv_dtype = resolve_kv_dtype(options.kv_dtype, default, states_of((*plans, *drafts)))
-    return PlannedModel(options, model, choice, plans, kv_dtype, drafts)
+    return PlannedModel(options, model, choice, plans, kv_dtype, adapted, drafts)

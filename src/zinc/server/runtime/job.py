@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -31,11 +31,13 @@ class Client:
     """The sender of a request.
 
     name: the engine is shared equally between clients with different names. namespace: the prefix
-    cache is shared only within a namespace.
+    cache is shared only within a namespace. lora: scales of LoRA adapters by id, for this request;
+    None are those of the model.
     """
 
     name: str = ""
     namespace: bytes = b""
+    lora: Mapping[int, float] | None = None
 
 
 ANYBODY = Client()

@@ -284,8 +284,10 @@ class ModelPool:
         """Return the options that load a model; its own settings override those of the server."""
         load, settings = self.config.load, entry.source.settings
         context = settings.context or load.context
-        if load.draft is not None and entry.source.name != self.config.models[0].name:
-            load = replace(load, draft=None, speculate="auto")
+        if entry.source.name != self.config.models[0].name:
+            load = replace(load, lora=())
+            if load.draft is not None:
+                load = replace(load, draft=None, speculate="auto")
         return replace(load, path=entry.path, settings=settings, context=context)
 
     def _failed(self, entry: Entry, error: ZincError) -> ApiError:

@@ -23,13 +23,14 @@ from zinc.core.errors import (
     UnsupportedError,
     ZincError,
 )
+from zinc.engine.adapters import AdapterUse
 from zinc.engine.engine import Engine
 from zinc.engine.request import Request
 from zinc.engine.sequence import Sequence as EngineSequence
 from zinc.engine.sequence import Timings
 from zinc.engine.worker import Task
 from zinc.llm import LLM
-from zinc.server.errors import ApiError, from_exception
+from zinc.server.errors import ApiError, from_exception, invalid
 from zinc.server.runtime.job import ANYBODY, Client, End, Item, Job, Progress, Token
 from zinc.server.runtime.reader import TokenReader
 
@@ -45,9 +46,12 @@ class Generation:
     the job fails.
     """
 
-    def __init__(self, runner: Runner, job: Job, client: Client) -> None:
+    def __init__(
+        self, runner: Runner, job: Job, client: Client, adapters: AdapterUse | None = None
+    ) -> None:
         self.job = job
         self.client = client
+        self.adapters = adapters
         self.submitted = time.perf_counter()
         self.n_prompt = len(job.ids)
         self.n_generated = 0
@@ -153,10 +157,15 @@ class Runner:
     def submit(self, jobs: Sequence[Job], client: Client = ANYBODY) -> list[Generation]:
         """Queue the jobs of one request, all or none.
 
-        Raises ApiError: 429 if the queue is full, 503 if the model is being unloaded.
+        Raises ApiError: 400 for adapters that are not loaded, 429 if the queue is full, 503 if the
+        model is being unloaded.
         """
         self.check_room(len(jobs))
-        generations = [Generation(self, job, client) for job in jobs]
+        try:
+            adapters = self.llm.model.adapter_use(client.lora)
+        except RequestError as error:
+            raise invalid("lora", error.what, error.why) from None
+        generations = [Generation(self, job, client, adapters) for job in jobs]
         for generation in generations:
             self.live[generation] = None
             self._worker.post(self._task, partial(self._start, generation))
@@ -247,6 +256,7 @@ class Runner:
                     thinking=job.thinking,
                     readout=job.readout,
                     prediction=job.prediction,
+                    adapters=generation.adapters,
                 )
             )
         except Exception as error:

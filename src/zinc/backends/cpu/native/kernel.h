@@ -140,6 +140,9 @@ struct Batch {
         int64_t stride = 0;
     };
     std::vector<Table> tables;  // by KVLayer::group
+    // [n_sequences][n_adapters] scale with which a sequence uses each LoRA adapter; null if none is used
+    const float* adapters = nullptr;
+    int32_t n_adapters = 0;
 };
 
 // What the rows of a launch stand for, which gives their number in a step.

@@ -9,6 +9,7 @@
 
 #include <limits>
 #include <memory>
+#include <optional>
 
 #include "kernels/check.h"
 #include "kernels/kv_layout.h"
@@ -102,7 +103,8 @@ int32_t length(const Array<T, 1>& array) {
 }
 
 void run(PyProgram& self, int first, int last, Ints ids, Ints positions, Ints sequence, Ints output_rows,
-         Ints seq_start, Ints state_slot, const std::vector<Array<int32_t, 2>>& tables) {
+         Ints seq_start, Ints state_slot, const std::vector<Array<int32_t, 2>>& tables,
+         const std::optional<Array<float, 2>>& adapters) {
     Batch b;
     b.n_tokens = length(ids);
     b.n_outputs = length(output_rows);
@@ -122,6 +124,12 @@ void run(PyProgram& self, int first, int last, Ints ids, Ints positions, Ints se
         if (static_cast<int32_t>(t.shape(0)) != b.n_sequences)
             throw std::invalid_argument("a block table needs one row a sequence");
         b.tables.push_back({t.data(), static_cast<int64_t>(t.shape(1))});
+    }
+    if (adapters) {
+        if (static_cast<int32_t>(adapters->shape(0)) != b.n_sequences)
+            throw std::invalid_argument("adapters need one row a sequence");
+        b.adapters = adapters->data();
+        b.n_adapters = static_cast<int32_t>(adapters->shape(1));
     }
     nb::gil_scoped_release release;
     self.program.run(b, first, last);
@@ -316,13 +324,15 @@ NB_MODULE(_cpu, m) {
         .def(
             "step",
             [](PyProgram& self, Ints ids, Ints positions, Ints sequence, Ints output_rows, Ints seq_start,
-               Ints state_slot, const std::vector<Array<int32_t, 2>>& tables) {
+               Ints state_slot, const std::vector<Array<int32_t, 2>>& tables,
+               const std::optional<Array<float, 2>>& adapters) {
                 run(self, 0, self.program.size(), ids, positions, sequence, output_rows, seq_start,
-                    state_slot, tables);
+                    state_slot, tables, adapters);
             },
-            "ids"_a, "positions"_a, "sequence"_a, "output_rows"_a, "seq_start"_a, "state_slot"_a, "tables"_a)
+            "ids"_a, "positions"_a, "sequence"_a, "output_rows"_a, "seq_start"_a, "state_slot"_a, "tables"_a,
+            "adapters"_a = nb::none())
         .def("run", &run, "first"_a, "last"_a, "ids"_a, "positions"_a, "sequence"_a, "output_rows"_a,
-             "seq_start"_a, "state_slot"_a, "tables"_a)
+             "seq_start"_a, "state_slot"_a, "tables"_a, "adapters"_a = nb::none())
         .def(
             "view",
             [](nb::handle_t<PyProgram> self, int64_t offset, int64_t rows, int64_t cols,

@@ -76,6 +76,14 @@ struct linear_glu {
     enum : size_t { x, gate, up, gate_bias, up_bias, n_inputs };
 };
 
+struct lora {
+    enum : size_t { x };
+    static constexpr size_t y(size_t part) { return 1 + 3 * part; }
+    static constexpr size_t a(size_t part) { return 2 + 3 * part; }
+    static constexpr size_t b(size_t part) { return 3 + 3 * part; }
+    static constexpr size_t n_inputs(size_t n_parts) { return 1 + 3 * n_parts; }
+};
+
 struct route {
     enum : size_t { logits, bias, n_inputs };
 };

@@ -40,7 +40,6 @@ _BIASED = 4096  # tokens of one text in logit_bias
 
 _REFUSED: dict[str, tuple[Any, str]] = {
     "dynatemp_range": (0.0, "there is no dynamic temperature"),
-    "lora": ([], "adapters are not supported"),
     "image_data": ([], "only text is supported"),
 }
 

@@ -46,7 +46,6 @@ class NativeFields(SamplingFields, ConstraintFields, LlamaFields, QueueFields):
     post_sampling_probs: bool | None = Field(
         None, description="`n_probs` returns probabilities after sampling filters"
     )
-    lora: list[Any] | None = None
     image_data: list[Any] | None = None
 
 

@@ -113,8 +113,15 @@ def telemetry_of(fields: LlamaFields, streamed: bool | None) -> Telemetry:
     return Telemetry(bool(fields.timings_per_token), bool(fields.return_progress))
 
 
+class LoraScale(Fields):
+    """The scale of a LoRA adapter, by its id in GET /lora-adapters."""
+
+    id: int
+    scale: float
+
+
 class QueueFields(Fields):
-    """Fields for queueing and caching."""
+    """Fields for queueing, caching and adapters."""
 
     priority: int | None = Field(
         None, ge=-100, le=100, description="requests with higher priority run first (default: 0)"
@@ -124,6 +131,11 @@ class QueueFields(Fields):
         min_length=1,
         max_length=1024,
         description="share cached prefixes only between requests with the same salt",
+    )
+    lora: Annotated[list[LoraScale], FirstError()] | None = Field(
+        None,
+        description="scales of LoRA adapters; 0 for adapters that are not listed (default, and if "
+        "empty: those of GET /lora-adapters)",
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -102,8 +102,8 @@ async def read_fields(service: Service, request: Request, kind: type[Model]) -> 
     """Read the body of `request` and return it as an instance of `kind`. Raises ApiError.
 
     Foreign fields are translated first; the scope keeps their names for error messages. Missing
-    sampling fields get the defaults of the server and the model. `cache_salt` is kept in the
-    request's state, for `client_of`.
+    sampling fields get the defaults of the server and the model. `cache_salt` and `lora` are kept
+    in the request's state, for `client_of`.
     """
     body = await read_json(request, service.config.max_body_bytes)
     body, sources = foreign_table.translate(kind, body, service.ignored_fields)
@@ -116,6 +116,7 @@ async def read_fields(service: Service, request: Request, kind: type[Model]) -> 
     )
     if isinstance(fields, QueueFields):
         request.state.cache_salt = fields.cache_salt
+        request.state.lora = {x.id: x.scale for x in fields.lora} if fields.lora else None
         highest = request.scope.get(HIGHEST_PRIORITY)
         if highest is not None:
             fields.priority = min(fields.priority or 0, highest)
@@ -138,17 +139,19 @@ def client_of(service: Service, request: Request) -> Client:
     """Return the client of a request whose fields have been read.
 
     Its name is the API key, or else the IP address. Its cache namespace depends on the API key,
-    unless the server shares its cache between keys, and on `cache_salt`.
+    unless the server shares its cache between keys, and on `cache_salt`. Its adapters are those of
+    the field `lora`.
     """
     key = request.headers.get("authorization") or request.headers.get("x-api-key")
     name = key or (request.client.host if request.client else "")
     owner = "" if service.config.share_cache else owner_of(service, request)
     salt: str = getattr(request.state, "cache_salt", None) or ""
+    lora: Mapping[int, float] | None = getattr(request.state, "lora", None)
     if not owner and not salt:
-        return Client(name)
+        return Client(name, lora=lora)
     parts = [part.encode("utf-8", "surrogatepass") for part in (owner, salt)]
     whole = b"%d:" % len(parts[0]) + b"".join(parts)  # the length keeps pairs distinct
-    return Client(name, hashlib.blake2b(whole, digest_size=32).digest())
+    return Client(name, hashlib.blake2b(whole, digest_size=32).digest(), lora)
 
 
 async def answer(

@@ -1,0 +1,129 @@
+"""LoRA adapters as nodes beside the products whose weights they change.
+
+The weights stay as they are: a `lora` node adds what an adapter changes to the result of a product,
+for the rows of the sequences that use it (`zinc.ops.lora`). An adapter of the token embedding
+becomes a look-up in its own table and such a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from types import MappingProxyType
+from typing import TypeAlias
+
+from zinc.ops.graph import Node
+from zinc.ops.registry import OPS
+from zinc.ops.values import Dim, Value, Weight
+from zinc.quant.blocks import GGMLType
+
+EMBEDDING = "token_embd.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """The factors of an adapter's change b @ a of a matrix [out, cols]: [rank, cols], [out, rank].
+
+    Those of the token embedding [tokens, hidden] change it by a @ b.T: a [tokens, rank] and b
+    [hidden, rank].
+    """
+
+    a: Weight
+    b: Weight
+
+    @classmethod
+    def of(cls, name: str, a: Sequence[int], b: Sequence[int]) -> Factors:
+        """Return factors of these shapes, which are stored as float16."""
+        factors = (Weight(f"{name}.{x}", GGMLType.F16, tuple(y)) for x, y in (("a", a), ("b", b)))
+        return cls(*factors)
+
+
+# The factors of each loaded adapter, by the name of the tensor that they change.
+Adapters: TypeAlias = Sequence[Mapping[str, Factors]]
+
+
+def changeable(nodes: Iterable[Node]) -> set[str]:
+    """Return the tensors that adapters can change: those that only products and look-ups read."""
+    found: set[str] = set()
+    others: set[str] = set()
+    for node in nodes:
+        for x in node.inputs:
+            if isinstance(x, Weight) and not x.is_vector:
+                is_product = node.op == "linear" and x.transposed_rows is None and x.planes == 1
+                is_lookup = node.op == "embed" and not node.attrs.get("by_position")
+                (found if is_product or is_lookup else others).add(x.tensor)
+    return found - others
+
+
+def targets(adapters: Adapters) -> frozenset[str]:
+    """Return the tensors that any of `adapters` changes, without the token embedding."""
+    return frozenset(name for each in adapters for name in each) - {EMBEDDING}
+
+
+def add_adapters(nodes: Sequence[Node], adapters: Adapters, ids: Iterator[int]) -> list[Node]:
+    """Return `nodes` with the nodes of adapters behind products. New values get ids from `ids`."""
+    result: list[Node] = []
+    for node in nodes:
+        if node.op == "linear":
+            result += _product(node, adapters, ids)
+        elif node.op == "embed" and node.weight("table").tensor == EMBEDDING:
+            result += _lookup(node, adapters, ids)
+        else:
+            result.append(node)
+    return result
+
+
+def _product(node: Node, adapters: Adapters, ids: Iterator[int]) -> Iterator[Node]:
+    """Yield a product, and a node for each adapter that changes any of its weights."""
+    n_parts = OPS[node.op].signature.n_parts(node.inputs)
+    weights = [node.weight("weight", part) for part in range(n_parts)]
+    uses = [
+        (i, part, own[weight.tensor])
+        for i, own in enumerate(adapters)
+        for part, weight in enumerate(weights)
+        if weight.tensor in own and weight.tensor != EMBEDDING
+    ]
+    # Each part is changed in turn; the last change makes the value that other nodes read.
+    versions = [
+        [*(replace(out, id=next(ids)) for _, part, _ in uses if part == i), out]
+        for i, out in enumerate(node.outputs)
+    ]
+    steps = [pairwise(each) for each in versions]
+    yield replace(node, outputs=tuple(each[0] for each in versions))
+    for i in dict.fromkeys(adapter for adapter, _, _ in uses):
+        inputs: list[Value | Weight | None] = [node.rows("x")]
+        outputs = []
+        for adapter, part, factors in uses:
+            if adapter == i:
+                before, after = next(steps[part])
+                inputs += [before, factors.a, _rows_of(factors.b, weights[part])]
+                outputs.append(after)
+        yield _node(i, tuple(inputs), outputs, node)
+
+
+def _lookup(node: Node, adapters: Adapters, ids: Iterator[int]) -> Iterator[Node]:
+    """Yield a look-up in the token embedding, and the nodes of adapters that change it."""
+    uses = [(i, own[EMBEDDING]) for i, own in enumerate(adapters) if EMBEDDING in own]
+    (out,) = node.outputs
+    versions = [*(replace(out, id=next(ids)) for _ in uses), out]
+    yield replace(node, outputs=(versions[0],))
+    for (i, factors), (before, after) in zip(uses, pairwise(versions), strict=True):
+        shrunk = Value(next(ids), out.dim, factors.a.cols)
+        yield replace(node, inputs=(factors.a,), outputs=(shrunk,))
+        yield _node(i, (shrunk, before, None, factors.b), [after], node)
+
+
+def _node(
+    adapter: int, inputs: tuple[Value | Weight | None, ...], outputs: Sequence[Value], beside: Node
+) -> Node:
+    attrs = {"adapter": adapter, "of_outputs": int(outputs[0].dim is Dim.OUTPUTS)}
+    return Node("lora", inputs, tuple(outputs), MappingProxyType(attrs), beside.label)
+
+
+def _rows_of(b: Weight, weight: Weight) -> Weight:
+    """Return the rows of `b` that belong to `weight`, which may be a part of its tensor."""
+    if weight.rows_from is None:
+        return b
+    part = weight.name.removeprefix(weight.tensor)
+    return replace(b, name=f"{b.name}{part}", rows_from=weight.rows_from, source=b.tensor)
