@@ -52,6 +52,9 @@ class LoggingHost:
     def available_bytes(self) -> int:
         return self.max_buffer_bytes
 
+    def shared_bytes(self) -> int | None:
+        return None
+
     def buffer(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
         address = (len(self.buffers) + 1) << 32
         self.buffers.append(Buffer(len(self.buffers), address, size, np.zeros(size, np.uint8)))

@@ -451,7 +451,7 @@ def test_memory_types_of_extensions_are_not_used():
     seen = local | visible | coherent
     for i, flags in enumerate((seen, local | lazy, local | protected, seen | uncached)):
         properties.types[i].flags = flags
-    memory = Memory(SimpleNamespace(memory=lambda: (properties, [0])))
+    memory = Memory(SimpleNamespace(memory=lambda: (properties, [0]), unified=False))
     assert {memory.type_of(kind)[0] for kind in MemoryKind} == {0}
 
 

@@ -56,6 +56,9 @@ class EmulatedHost:
     def available_bytes(self) -> int:
         return self.max_buffer_bytes
 
+    def shared_bytes(self) -> int | None:
+        return None
+
     def buffer(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
         memory = np.full(size + ALIGNMENT, 0xFF, np.uint8)  # NaN, if read before it is written
         start = -memory.ctypes.data % ALIGNMENT

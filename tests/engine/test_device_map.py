@@ -11,14 +11,15 @@ from present import computing
 
 from zinc import LLM, DeviceMap, SamplingParams
 from zinc.backends import api
-from zinc.core.errors import RequestError
-from zinc.engine.load.device_map import BackendChoice, OpenModel, divide
-from zinc.engine.load.memory import RESERVE_SHARE
+from zinc.core.errors import MemoryLimitError, RequestError
+from zinc.engine.load.device_map import BackendChoice, OpenModel, divide, split_backend
+from zinc.engine.load.memory import RESERVE_SHARE, budgets, choose_cache
 from zinc.engine.load.options import LoadOptions
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.ops.graph import Node
 from zinc.plan.device_map import DEVICE, HOST, choose
+from zinc.plan.planner import make_plan
 
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -174,6 +175,17 @@ class SmallDevice:
         return self.available
 
 
+class SharingDevice(SmallDevice):
+    """A device that shares `shared` bytes with the CPU, of which it may take `available`."""
+
+    def __init__(self, available: int, shared: int) -> None:
+        super().__init__(available)
+        self.shared = shared
+
+    def shared_bytes(self) -> int:
+        return self.shared
+
+
 OPTIONS = LoadOptions(context=64, kv_dtype="f16", batch_tokens=8)
 
 
@@ -258,3 +270,32 @@ def test_a_model_on_one_device_is_not_split() -> None:
 
         assert divided(model.spec.n_layers + 1).backend is device
         assert divided(0).backend is host
+
+
+@pytest.mark.parametrize("room", [2.5, 1.1])
+def test_parts_of_a_device_that_shares_the_hosts_memory_must_fit_there_together(
+    room: float,
+) -> None:
+    """Each part alone fits in both cases, also on the host: that it has more memory is no help."""
+    model = opened("qwen3")
+    with model.file:
+        weights = sum(tensor.n_bytes for tensor in model.file.tensors.values())
+        device = SharingDevice(available=10 * weights, shared=int(room * weights))
+        n_layers = model.spec.n_layers
+        backend = split_backend(
+            device, api.create("cpu"), model, DeviceMap(gpu_layers=n_layers - 1)
+        )
+        plan = make_plan(model.graphs[0], backend, max_tokens=8, max_outputs=8)
+        on_device, together = budgets(model.file, [plan], backend)
+        assert on_device.on_device
+        assert on_device.available == 10 * weights
+        assert together.name == "ref+cpu"
+        assert together.available == device.shared
+        assert together.weights_bytes >= weights
+        assert 0 < on_device.weights_bytes < weights
+        memories = [on_device, together]
+        if room > 2:
+            assert choose_cache(model.spec, memories, "f16", 64, 8).context == 64
+        else:
+            with pytest.raises(MemoryLimitError):
+                choose_cache(model.spec, memories, "f16", 64, 8)

@@ -302,6 +302,13 @@ class Backend(Kernels, Protocol):
         """Return the free bytes of the device's memory; None if it uses the host's."""
         ...
 
+    def shared_bytes(self) -> int | None:
+        """Return the free bytes of the memory that the device shares with the CPU.
+
+        None: the device has memory of its own, or it is the CPU.
+        """
+        ...
+
     def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> Cache:
         """Return a new cache. Raises MemoryLimitError if it does not fit."""
         ...
@@ -345,6 +352,9 @@ class HostBackend:
         pass
 
     def available_bytes(self) -> int | None:
+        return None
+
+    def shared_bytes(self) -> int | None:
         return None
 
 

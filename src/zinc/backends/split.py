@@ -262,6 +262,9 @@ class SplitBackend:
         """Return None: each device has its own memory and is asked for it."""
         return None
 
+    def shared_bytes(self) -> int | None:
+        return None
+
     def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> SplitCache:
         caches = [
             backend.allocate(tuple(s for s in states if s.name in names), layout)

@@ -176,6 +176,9 @@ class GpuBackend(GpuKernels):
     def available_bytes(self) -> int | None:
         return self.host.available_bytes()
 
+    def shared_bytes(self) -> int | None:
+        return self.host.shared_bytes()
+
     def allocate(self, states: tuple[State, ...], layout: CacheLayout) -> GpuCache:
         return GpuCache(states, layout, self.host)
 

@@ -66,6 +66,10 @@ class Host(Allocator, Protocol):
         """Return the device memory that can still be allocated."""
         ...
 
+    def shared_bytes(self) -> int | None:
+        """Return the free bytes of the memory that the device shares with the CPU, None if none."""
+        ...
+
     def write(self, target: Buffer, offset: int, data: Bytes) -> None:
         """Copy `data` into a buffer."""
         ...

@@ -101,6 +101,9 @@ class CudaHost:
     def available_bytes(self) -> int:
         return self.memory.available_bytes()
 
+    def shared_bytes(self) -> int | None:
+        return None
+
     def buffer(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
         return self.memory.buffer(size, kind)
 

@@ -22,6 +22,7 @@ from zinc.backends.vulkan.physical import (
     DEVICE_SCOPE,
     EXECUTABLES,
     MEMORY_BUDGET,
+    PCI_BUS,
     PORTABILITY,
     SHADER_CORES,
     SM_BUILTINS,
@@ -59,9 +60,10 @@ def open_device(wanted: str = "") -> Device:
 class Device:
     """An open device with one compute queue.
 
-    coherent: kernels make their stores available themselves, so barriers between them need only
-    order execution. With `explains`, pipelines keep their statistics and instructions for
-    `zinc.backends.vulkan.explain`, and no queue is opened, because there may be no hardware.
+    unified: GPU and CPU share one memory. coherent: kernels make their stores available themselves,
+    so barriers between them need only order execution. With `explains`, pipelines keep their
+    statistics and instructions for `zinc.backends.vulkan.explain`, and no queue is opened, because
+    there may be no hardware.
     """
 
     def __init__(self, lib: Library, candidate: Candidate, *, explains: bool = False) -> None:
@@ -135,6 +137,10 @@ class Device:
         while not self._sleep(value, 10.0):
             pass
 
+    def is_idle(self) -> bool:
+        """Return whether everything that was submitted has finished. Raises DeviceError."""
+        return self.reached() >= self._last
+
     def idle(self) -> None:
         """Wait for everything that was submitted."""
         self.wait(self._last)
@@ -156,6 +162,14 @@ class Device:
         self.vk.vkCmdPipelineBarrier(
             commands, source[0], target[0], 0, 1, byref(info), 0, None, 0, None
         )
+
+    def pci_address(self) -> str:
+        """Return the address of the device's slot as Linux writes it, "" if it has none."""
+        if PCI_BUS not in self.extensions:
+            return ""
+        bus = vk.PCIBus()
+        self._lib.vkGetPhysicalDeviceProperties2(self._physical, byref(vk.Properties2().chain(bus)))
+        return f"{bus.domain:04x}:{bus.bus:02x}:{bus.device:02x}.{bus.function:x}"
 
     def memory(self) -> tuple[Any, list[int]]:
         """Return the memory properties, and the bytes of each heap that are still free."""
@@ -188,6 +202,7 @@ class Device:
         p = properties.properties
         self.uuid = bytes(p.uuid).hex()
         self.vendor, self.kind = p.vendor, p.kind
+        self.unified = p.kind == vk.INTEGRATED_DEVICE
         self.timestamp_s = p.limits.timestampPeriod * 1e-9
         self.max_allocation = min(p11.maxMemoryAllocationSize, p13.maxBufferSize or 1 << 62)
         has = supported_features(lib, physical)

@@ -44,6 +44,9 @@ class VulkanHost:
     def available_bytes(self) -> int:
         return self.memory.available_bytes()
 
+    def shared_bytes(self) -> int | None:
+        return self.memory.shared_bytes()
+
     def buffer(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
         return self.memory.buffer(size, kind)
 

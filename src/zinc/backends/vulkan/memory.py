@@ -1,6 +1,8 @@
 """Vulkan buffers, and staging copies to memory that the host cannot see.
 
-There are two staging buffers: the host fills one while the device copies the other.
+There are two staging buffers: the host fills one while the device copies the other. Where GPU and
+CPU share one memory, the host sees all buffers, and writes into them without staging if the device
+is idle.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ import threading
 import weakref
 from contextlib import suppress
 from ctypes import byref, c_void_p
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from zinc.backends.vulkan.device import CommandBuffer, Device
 from zinc.backends.vulkan.vk import types as vk
+from zinc.core import host_memory
 from zinc.core.errors import MemoryLimitError
 from zinc.gpu.errors import DeviceLostError
 from zinc.gpu.memory import Buffer, Bytes, MemoryKind, aligned
@@ -29,11 +33,58 @@ _ORDINARY = _LOCAL | _VISIBLE | _COHERENT | _CACHED
 
 # For each kind flags that a memory type must have, flags that it should have, and flags that it
 # should not have.
+_SHARED = _VISIBLE | _COHERENT
 _FLAGS = {
     MemoryKind.DEVICE: (_LOCAL, 0, _VISIBLE),
     MemoryKind.STEP: (_VISIBLE | _COHERENT, _LOCAL, _CACHED),
     MemoryKind.DOWNLOAD: (_VISIBLE | _COHERENT, _CACHED, _LOCAL),
 }
+
+
+def set_aside_bytes(pci_address: str, devices: Path = Path("/sys/bus/pci/devices")) -> int:
+    """Return the free bytes that firmware has set aside for an AMD GPU in the machine's memory.
+
+    pci_address: as the folders of `devices` are named, "" if it is not known. Linux does not count
+    these bytes as the machine's. Other GPUs have none, and other systems do not tell.
+    """
+    folder = devices / pci_address
+    try:
+        total, used = (
+            int((folder / f"mem_info_vram_{name}").read_text()) for name in ("total", "used")
+        )
+    except (OSError, ValueError):
+        return 0
+    return max(0, total - used)
+
+
+def choose_type(properties: Any, kind: MemoryKind, unified: bool, allowed: int) -> int:
+    """Return the index of the best of the `allowed` memory types for a kind of buffer.
+
+    properties: VkPhysicalDeviceMemoryProperties. unified: GPU and CPU share one memory, so device
+    memory that the host sees is as fast as any other. Raises MemoryLimitError if there is none.
+    """
+    needed, wanted, unwanted = _FLAGS[kind]
+    able = [
+        (i, properties.types[i])
+        for i in range(properties.nTypes)
+        if allowed >> i & 1
+        and properties.types[i].flags & needed == needed
+        and not properties.types[i].flags & ~_ORDINARY
+    ]
+    if not able:
+        raise MemoryLimitError(
+            "the device has no memory for zinc's buffers", f"none is of the kind {kind.name}"
+        )
+
+    def rank(x: tuple[int, Any]) -> tuple[int, ...]:
+        i, type = x
+        size: int = properties.heaps[type.heap].size
+        if unified and kind is MemoryKind.DEVICE:
+            shared = type.flags & _SHARED == _SHARED
+            return size, shared, not type.flags & _CACHED, -i
+        return bool(type.flags & wanted), not type.flags & unwanted, size, -i
+
+    return max(able, key=rank)[0]
 
 
 class Memory:
@@ -49,34 +100,35 @@ class Memory:
 
     def type_of(self, kind: MemoryKind, allowed: int = 0xFFFFFFFF) -> tuple[int, int]:
         """Return the best of the `allowed` memory types for a kind of buffer, and its heap."""
-        needed, wanted, unwanted = _FLAGS[kind]
         properties, _ = self.device.memory()
-        able = [
-            (i, properties.types[i])
-            for i in range(properties.nTypes)
-            if allowed >> i & 1
-            and properties.types[i].flags & needed == needed
-            and not properties.types[i].flags & ~_ORDINARY
-        ]
-        if not able:
-            raise MemoryLimitError(
-                "the device has no memory for zinc's buffers", f"none is of the kind {kind.name}"
-            )
-        i, chosen = max(
-            able,
-            key=lambda x: (
-                bool(x[1].flags & wanted),
-                not x[1].flags & unwanted,
-                properties.heaps[x[1].heap].size,
-                -x[0],
-            ),
-        )
-        return i, chosen.heap
+        i = choose_type(properties, kind, self.device.unified, allowed)
+        return i, properties.types[i].heap
+
+    def _sees(self, kind: MemoryKind, index: int) -> bool:
+        """Return whether the host writes to a buffer of `kind` in memory of type `index`."""
+        if kind is not MemoryKind.DEVICE:
+            return True
+        flags: int = self.device.memory()[0].types[index].flags
+        return bool(self.device.unified) and flags & _SHARED == _SHARED
 
     def available_bytes(self) -> int:
-        """Return the bytes of device memory that are still free according to the driver."""
+        """Return the bytes of device memory that are still free according to the driver.
+
+        Of a memory that the CPU shares, these are at most those that programs can allocate.
+        """
         _, heap = self.type_of(MemoryKind.DEVICE)
-        return self.device.memory()[1][heap]
+        free = self.device.memory()[1][heap]
+        shared = self.shared_bytes()
+        return free if shared is None else min(free, shared)
+
+    def shared_bytes(self) -> int | None:
+        """Return the free bytes of the memory that the device shares with the CPU.
+
+        The part that firmware sets aside for the GPU counts too. None: the device has its own.
+        """
+        if not self.device.unified:
+            return None
+        return host_memory.available_memory_bytes() + set_aside_bytes(self.device.pci_address())
 
     def buffer(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
         """Return a new buffer of at least `size` bytes. Raises MemoryLimitError."""
@@ -100,7 +152,7 @@ class Memory:
             info.chain(vk.MemoryAllocateFlags(flags=vk.ALLOCATE_DEVICE_ADDRESS))
             memory = device.create("vkAllocateMemory", info)
             f.vkBindBufferMemory(device.handle, handle, memory, 0)
-            mapped = None if kind is MemoryKind.DEVICE else self._map(memory, size)
+            mapped = self._map(memory, size) if self._sees(kind, index) else None
         except BaseException:
             _free(device, handle, memory)
             raise
@@ -141,6 +193,9 @@ class Staging:
     def write(self, target: Buffer, offset: int, data: Bytes) -> None:
         """Copy `data` into a buffer, where all later submissions see it."""
         with self._lock:
+            if target.bytes is not None and self._device.is_idle():
+                target.bytes[offset : offset + len(data)] = data
+                return
             for start in range(0, len(data), STAGING_BYTES):
                 part = data[start : start + STAGING_BYTES]
                 i, staging = self._turn()

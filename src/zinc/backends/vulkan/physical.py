@@ -32,6 +32,7 @@ NEEDED = frozenset(
 DEVICE_SCOPE = "vulkanMemoryModelDeviceScope"  # needed by kernels with coherent stores
 COOPERATIVE_MATRIX = "VK_KHR_cooperative_matrix"
 MEMORY_BUDGET = "VK_EXT_memory_budget"
+PCI_BUS = "VK_EXT_pci_bus_info"
 EXECUTABLES = "VK_KHR_pipeline_executable_properties"
 SM_BUILTINS, SHADER_CORES = "VK_NV_shader_sm_builtins", "VK_AMD_shader_core_properties"
 PORTABILITY = "VK_KHR_portability_subset"  # must be enabled if a device has it

@@ -7,7 +7,7 @@ come first; the cache gets a share of the rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zinc.backends.api import Backend
 from zinc.backends.plans import Plan, SplitPlan, states_of, weights_of
@@ -62,7 +62,8 @@ class MemoryBudget:
     """A memory: available bytes, bytes of weights and arenas, and the states kept in it.
 
     name: of the device, or of the devices that share the memory. on_device: it is not the host's
-    memory, so layers may move to the CPU. draft_bytes: returns the bytes that the cache of a draft
+    memory, so layers may move to the CPU. has_first: the first device's part lies in it too, beside
+    that of the others. draft_bytes: returns the bytes that the cache of a draft
     model takes for a context; its weights and arenas count as those of the model.
     """
 
@@ -72,6 +73,7 @@ class MemoryBudget:
     arena_bytes: int
     states: tuple[State, ...]
     on_device: bool = False
+    has_first: bool = False
     draft_bytes: Callable[[int], int] = _no_draft
 
     @property
@@ -108,7 +110,12 @@ def budgets(file: GGUFFile, plans: Sequence[Plan], backend: Backend) -> list[Mem
     parts = [[plan.parts[i] for plan in plans if isinstance(plan, SplitPlan)] for i in (0, 1)]
     if all(each.available_bytes() is None for each in devices):
         return [_budget(file, devices, parts)]
-    return [_budget(file, [each], [p]) for each, p in zip(devices, parts, strict=True)]
+    found = [_budget(file, [each], [p]) for each, p in zip(devices, parts, strict=True)]
+    if (shared := devices[0].shared_bytes()) is not None:
+        # The device's part lies in the host's memory, which must have room for both.
+        both = _budget(file, devices, parts)
+        found[1] = replace(both, available=shared, on_device=False, has_first=True)
+    return found
 
 
 def _budget(

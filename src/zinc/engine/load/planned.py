@@ -116,12 +116,17 @@ class PlannedModel:
         found = budgets(self.file, self.all_plans, self.backend)
         if self.draft is not None:
             (beside,) = self.draft.budgets()
-            found[0] = replace(
-                found[0],
-                weights_bytes=found[0].weights_bytes + beside.weights_bytes,
-                arena_bytes=found[0].arena_bytes + beside.arena_bytes,
-                draft_bytes=partial(draft_cache_bytes, self.draft),
-            )
+            found = [
+                replace(
+                    memory,
+                    weights_bytes=memory.weights_bytes + beside.weights_bytes,
+                    arena_bytes=memory.arena_bytes + beside.arena_bytes,
+                    draft_bytes=partial(draft_cache_bytes, self.draft),
+                )
+                if i == 0 or memory.has_first
+                else memory
+                for i, memory in enumerate(found)
+            ]
         return found
 
     def cache_size(self) -> CacheSize:

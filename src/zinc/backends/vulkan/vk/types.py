@@ -154,6 +154,7 @@ Properties13 = _struct(
     "uniformSingle:u32 maxBufferSize:u64",
     stype=54,
 )
+PCIBus = _struct("domain:u32 bus:u32 device:u32 function:u32", stype=1000212000)
 MemoryType = _struct("flags:u32 heap:u32")
 MemoryHeap = _struct("size:u64 flags:u32")
 MemoryProperties = _struct("nTypes:u32 types:MemoryType[32] nHeaps:u32 heaps:MemoryHeap[16]")
@@ -238,6 +239,6 @@ QUERY_RESULT_64, QUERY_RESULT_WAIT = 1, 2
 STAGE_FLAG_FULL_SUBGROUPS = 2
 SEMAPHORE_TIMELINE = 1
 KINDS = {0: "other", 1: "integrated GPU", 2: "discrete GPU", 3: "virtual GPU", 4: "CPU"}
-CPU_DEVICE = 4
+INTEGRATED_DEVICE, CPU_DEVICE = 1, 4
 DRIVER_RADV = 3  # VkDriverId
 ENUMERATE_PORTABILITY = 1  # flag of an instance
