@@ -75,7 +75,7 @@ def test_every_variant_compiles(arch: str, kv_dtype: str) -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("op", ["layer_norm", "glu", "route"])
+@pytest.mark.parametrize("op", ["layer_norm", "glu", "lora", "route"])
 def test_the_kernels_of_an_ops_cases_compile(op: str) -> None:
     """Compile kernels that the models of `uses` do not run."""
     at, bucket = NominalAddresses(H100.features, "f16"), pins.BUCKETS["streams"]

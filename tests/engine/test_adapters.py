@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from effort import on_backends
 from engine.adapter_files import (
     PROJECTIONS,
     random_pairs,
     write_adapter,
     write_merged,
 )
+from present import computing
 
 from zinc import LLM, SamplingParams
 from zinc.core.errors import ModelError, RequestError, UnsupportedError, ZincError
@@ -20,7 +20,9 @@ from zinc.engine.request import Request
 
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
 FAMILIES = ("llama", "qwen3", "gemma3", "phi3", "qwen35")
-BACKENDS = ["ref", "cpu"]
+EVERY = pytest.mark.every
+# Devices compile kernels for a model first.
+DEVICES = [pytest.param(name, marks=EVERY) for name in computing() if name != "cpu"]
 # Weights that adapters change, with those of fused matrices and the output.
 NAMES = (*PROJECTIONS, "attn_qkv", "ssm_out", ".output")
 
@@ -55,9 +57,8 @@ def distance(a, b):
 # -- the oracle ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("family", "backend"), on_backends(FAMILIES, BACKENDS, everywhere=("qwen3",))
-)
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("ref", marks=EVERY), *DEVICES])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_those_of_merged_weights(family, backend, adapter, tmp_path):
     """Rank 20 is no multiple of a tile, and alpha / rank is a power of two."""
     path, pairs = adapter(family, rank=20, alpha=10.0)
@@ -97,7 +98,7 @@ def test_factors_are_stored_as_float16_and_keep_their_range(adapter, tmp_path):
         assert distance(llm.logits(ids), wanted) < 1e-3
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["ref", "cpu", *DEVICES])
 def test_an_adapter_of_the_token_embedding(backend, adapter, tmp_path):
     """gemma3 scales its embedding, and its output reads the same tensor, which stays as it is."""
     model, ids = FIXTURES / "gemma3.gguf", ids_of(20)
@@ -150,13 +151,15 @@ def run(llm, prompts, uses, params=ANSWER):
     return [s.sampled for s in sequences]
 
 
+@pytest.mark.parametrize("backend", ["cpu", *DEVICES])
 @pytest.mark.parametrize("family", ["llama", "qwen35"])
-def test_adapters_in_one_batch_equal_each_alone(family, adapter):
-    """They get the same bits on the CPU, beside sequences without adapters and in chunks."""
+def test_adapters_in_one_batch_equal_each_alone(family, backend, adapter):
+    """They get the same bits, beside sequences without adapters and in chunks."""
     model = FIXTURES / f"{family}.gguf"
     files = [adapter(family, seed)[0] for seed in range(2)]
     prompts = [ids_of(n, seed=n) for n in (50, 7, 90, 33, 20)]
-    options = {"backend": "cpu", "batch_tokens": 32, "prefix_cache": False, "speculate": "off"}
+    options = {"backend": backend, "batch_tokens": 32, "prefix_cache": False, "speculate": "off"}
+    options["options"] = {"batch_invariant": "true"}
     with LLM(model, lora=files, **options) as llm:
         together = run(llm, prompts, USES)
         alone = [run(llm, [ids], [use])[0] for ids, use in zip(prompts, USES, strict=True)]
@@ -166,6 +169,21 @@ def test_adapters_in_one_batch_equal_each_alone(family, adapter):
     with LLM(model, lora=files[0], **options) as llm:
         assert run(llm, prompts[1:2], [{0: 1.0}])[0] == together[1]
     assert len({tuple(x.token for x in each) for each in together}) == len(USES)
+
+
+@pytest.mark.parametrize("backend", DEVICES)
+def test_steps_that_sample_on_the_device_use_adapters(backend, adapter):
+    """Such steps are queued before the tokens of the step before are known."""
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    logged = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=1)
+    prompts, path = [ids_of(n, seed=n) for n in (9, 30)], adapter("llama")[0]
+    with LLM(FIXTURES / "llama.gguf", backend=backend, lora={path: 0.0}) as llm:
+        answers = [
+            [[x.token for x in each] for each in run(llm, prompts, [{0: 1.0}, None], how)]
+            for how in (params, logged)
+        ]
+    assert answers[0] == answers[1]
+    assert answers[0][0] != answers[0][1]
 
 
 def test_steps_without_adapters_run_the_plan_of_a_model_without_any(adapter):

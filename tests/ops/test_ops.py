@@ -79,6 +79,4 @@ def test_every_op_has_a_case_or_is_part_of_one():
 
 
 def plan_of(backend: Kernels, case: Case) -> tuple[plans.Launch, ...]:
-    if any(OPS[n.op].optional and not backend.supports(n.op) for n in case.graph.nodes):
-        return ()
     return make_plan(case.graph, backend, max_tokens=64, max_outputs=64).launches

@@ -71,6 +71,11 @@ class Addresses(Protocol):
         """Address of the step's data (`StepHeader`)."""
         ...
 
+    @property
+    def adapters(self) -> int:
+        """Address of the step's scales of adapters (`zinc.gpu.step_data`)."""
+        ...
+
     def ref(self, ref: Ref) -> int: ...
 
     def weight(self, weight: Weight) -> DeviceWeight: ...
@@ -89,7 +94,8 @@ class Addresses(Protocol):
 class ProgramAddresses:
     """Addresses of a program whose memory is allocated.
 
-    `step` is the address of the step data that the next recording reads.
+    `step` is the address of the step data that the next recording reads, and `adapters` that of
+    its scales of adapters.
     """
 
     def __init__(
@@ -104,7 +110,7 @@ class ProgramAddresses:
         counters: CounterAllocator,
     ) -> None:
         self.features, self.step, self.scratch = features, step, scratch
-        self.counters = counters
+        self.counters, self.adapters = counters, 0
         self._arena, self._weights, self._constants = arena, weights, constants
         self._cache = cache
 
@@ -136,6 +142,7 @@ class NominalAddresses:
     """
 
     step = NOMINAL_ADDRESS
+    adapters = NOMINAL_ADDRESS
 
     def __init__(self, features: Features, kv_dtype: str, block_tokens: int = 64) -> None:
         self.features, self.scratch = features, ScratchAllocator(_nominal_scratch)

@@ -102,6 +102,11 @@ class RunningStep:
         return self._recorded.hidden[:rows].copy()
 
 
+def _n_adapters(plan: Plan) -> int:
+    """Return the number of adapters that the launches of a plan may apply."""
+    return max((1 + int(x.attributes.get("adapter", -1)) for x in plan.launches), default=0)
+
+
 class GpuProgram:
     """A `zinc.backends.api.Program` on a `Host`.
 
@@ -125,7 +130,8 @@ class GpuProgram:
         self._arena = host.buffer(plan.arena_bytes)
         sampled = self._arena.address + plan.sampled.offset if plan.sampled else 0
         self._data = [
-            StepData(host, plan.max_tokens, plan.max_outputs, sampled) for _ in range(IN_FLIGHT)
+            StepData(host, plan.max_tokens, plan.max_outputs, sampled, _n_adapters(plan))
+            for _ in range(IN_FLIGHT)
         ]
         self._pool = Pool(host)
         self._scratch: list[Buffer] = []
@@ -237,8 +243,12 @@ class GpuProgram:
         self._settle()
         self._last = None
         self._data[0].write(step)
-        self._addresses.step = self._data[0].address
+        self._read_from(self._data[0])
         return Bucket.of_step(self.plan, step)
+
+    def _read_from(self, data: StepData) -> None:
+        """Have the next recording read this step data."""
+        self._addresses.step, self._addresses.adapters = data.address, data.adapters
 
     def _check(self, step: Step) -> None:
         if step.n_tokens > self.plan.max_tokens or len(step.output_rows) > self.plan.max_outputs:
@@ -293,7 +303,7 @@ class GpuProgram:
         return found
 
     def _record(self, bucket: Bucket, slot: int) -> RecordedStep:
-        self._addresses.step = self._data[slot].address
+        self._read_from(self._data[slot])
         graph = self._graph(bucket)
         downloads: list[Download] = []
         plan, wanted = self.plan, bucket.outputs > 0

@@ -22,23 +22,34 @@ HEADER_BYTES = StepHeader.layout().size
 class StepData:
     """Memory for the data of one step at a time, up to `max_tokens` and `max_outputs` rows.
 
-    address: device address of the header. sampled: address of the tokens that the previous step
-    sampled; 0 if the plan samples none.
+    address: device address of the header. adapters: that of the scales of adapters: the number of
+    adapters as an integer, 0 if no sequence uses any, and float32 [sequences, adapters]. sampled:
+    address of the tokens that the previous step sampled; 0 if the plan samples none. n_adapters:
+    the most adapters.
     """
 
     def __init__(
-        self, allocator: Allocator, max_tokens: int, max_outputs: int, sampled: int = 0
+        self,
+        allocator: Allocator,
+        max_tokens: int,
+        max_outputs: int,
+        sampled: int = 0,
+        n_adapters: int = 0,
     ) -> None:
         self._allocator = allocator
         n_rows = 5 * max_tokens + 1 + max_outputs
         params = HEADER_BYTES + -(-4 * n_rows // 16) * 16
-        self._n_bytes = n_bytes = params + SAMPLE_PARAMS.itemsize * max_outputs
+        scales = params + SAMPLE_PARAMS.itemsize * max_outputs
+        n_scales = 1 + max_tokens * n_adapters if n_adapters else 0
+        self._n_bytes = n_bytes = scales + 4 * n_scales
         self._buffer = allocator.buffer(n_bytes, MemoryKind.STEP)
         self.address = self._buffer.address
         assert self._buffer.bytes is not None
         view = self._buffer.bytes
         self._rows = view[HEADER_BYTES : HEADER_BYTES + 4 * n_rows].view(np.int32)
-        self._params = view[params:n_bytes].view(SAMPLE_PARAMS)
+        self._params = view[params:scales].view(SAMPLE_PARAMS)
+        self._scales = view[scales:n_bytes].view(np.float32)
+        self.adapters = self.address + scales
         self._header = view[:HEADER_BYTES]
         self._params_at, self._sampled = self.address + params, sampled
         self._tables: Buffer | None = None
@@ -59,11 +70,20 @@ class StepData:
         counts += (int(step.sampled_rows is not None),)
         if step.sample_params is not None:
             self._params[: len(step.output_rows)] = step.sample_params
+        self._write_scales(step)
         tables = [(table.shape, table.tobytes()) for table in step.tables]
         if counts != self._counts or tables != self._written:
             self._write_header(step, counts)
             self._counts, self._written = counts, tables
         self._allocator.flush(self._buffer, 0, self._n_bytes)
+
+    def _write_scales(self, step: Step) -> None:
+        """Write the scales of adapters, if there are any."""
+        if len(self._scales):
+            n_adapters = 0 if step.adapters is None else step.adapters.shape[1]
+            self._scales[:1].view(np.uint32)[0] = n_adapters
+            if step.adapters is not None:
+                self._scales[1 : 1 + step.adapters.size] = step.adapters.reshape(-1)
 
     def _write_header(self, step: Step, counts: tuple[int, ...]) -> None:
         """Write the block tables, and a header with all sizes and addresses."""

@@ -17,7 +17,7 @@ from zinc.ops.operands import matrix, rows
 from zinc.ops.registry import Attrs, Cost, op
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, Value, Weight
-from zinc.quant.blocks import GGMLType
+from zinc.quant.blocks import BLOCKS, GGMLType
 
 
 def _cost(node: Node) -> Cost:
@@ -58,6 +58,13 @@ def _cases() -> Iterator[Case]:
             for other in second[1:]:
                 out = case.graph.add(out, other)
             yield case.returns(out)
+    for type in (GGMLType.Q8_0, GGMLType.Q4_K):  # rows are stored as the product reads them
+        name = f"beside-{BLOCKS[type].name}"
+        case = Case(name, n_tokens=6, sequences=(1, 5), adapters=scales[:2])
+        x = case.rows(512)
+        y = case.graph.linear(x, case.matrix(48, 512, type, 512**-0.5))
+        a, b = case.matrix(8, 512, GGMLType.F16, 512**-0.5), case.matrix(48, 8, GGMLType.F16)
+        yield case.returns(case.graph.lora(x, [(y, a, b)], adapter=0)[0])
     case = Case("shrunk", n_tokens=7, sequences=(3, 4), adapters=scales[:2])
     y, b = case.rows(48), case.matrix(48, 8, GGMLType.F16)
     yield case.returns(case.graph.lora(case.rows(8), [(y, None, b)], adapter=1)[0])
@@ -71,7 +78,6 @@ def _cases() -> Iterator[Case]:
     cost=_cost,
     cases=_cases,
     row_wise=True,
-    optional=True,
 )
 def lora(
     step: Step,

@@ -101,6 +101,24 @@ class EmbedArguments(Struct):
     scale: F32
 
 
+class LoraArguments(Struct):
+    step: StepAddress
+    scales: Annotated[Floats, "of adapters (`zinc.gpu.step_data`)"]
+    x: Bytes
+    a: Annotated[Uints, "float16 [RANK, cols], null if absent"]
+    b: Annotated[Uints, "float16 [rows, RANK]"]
+    y: Bytes
+    result: Bytes
+    x_stride: U32
+    y_stride: U32
+    result_stride: U32
+    cols: U32
+    rows: U32
+    slice_rows: Annotated[U32, "rows of b of a workgroup"]
+    adapter: U32
+    dim: U32
+
+
 class QuantizeArguments(Struct):
     step: StepAddress
     x: Bytes
