@@ -19,6 +19,7 @@ from zinc.core.errors import ModelError, RequestError, UnsupportedError, ZincErr
 from zinc.engine.request import Request
 
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
+ADAPTERS = FIXTURES.parent / "adapters"
 FAMILIES = ("llama", "qwen3", "gemma3", "phi3", "qwen35")
 EVERY = pytest.mark.every
 # Devices compile kernels for a model first.
@@ -76,6 +77,17 @@ def test_logits_equal_those_of_merged_weights(family, backend, adapter, tmp_path
         assert distance(plain, wanted) > 0.1
         llm.set_lora_scales({})
         assert np.array_equal(llm.logits(ids), plain)
+
+
+@pytest.mark.parametrize("backend", ["ref", "cpu", *DEVICES])
+@pytest.mark.parametrize("family", ["granite", "olmo2", "smollm3"])
+def test_logits_equal_those_of_peft(family, backend):
+    """llama.cpp's converter made these adapters, one of them with the token embedding."""
+    ids = np.load(FIXTURES / f"{family}.npz")["tokens"].tolist()
+    wanted = np.load(ADAPTERS / f"{family}.npz")["logits"]
+    kv_dtype, lora = "f16" if backend == "cpu" else "auto", ADAPTERS / f"{family}.gguf"
+    with LLM(FIXTURES / f"{family}.gguf", backend=backend, kv_dtype=kv_dtype, lora=lora) as llm:
+        assert distance(llm.logits(ids), wanted) < (1e-5 if backend == "ref" else 1e-3)
 
 
 def test_factors_are_stored_as_float16_and_keep_their_range(adapter, tmp_path):
