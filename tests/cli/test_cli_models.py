@@ -336,11 +336,27 @@ def test_verify_and_bench_run_a_divided_model(zinc, fixture_model):
     assert json.loads(bench)["decode_submissions_per_step"] == 2
 
 
+def test_the_plan_of_several_devices(zinc, fixture_model):
+    model = (fixture_model, "--device", "cpu,ref,cpu", "--shares", "1,1,2", "--context", 64)
+    found = json.loads(zinc("plan", *model, "--json").out)
+    assert [part["backend"] for part in found["devices"]] == ["cpu", "ref", "cpu #2"]
+    layers = [part["layers"] for part in found["devices"]]
+    assert all(layers)
+    assert [x for part in layers for x in part] == list(range(sum(map(len, layers))))
+    crossed = sum(transfer["bytes"] for transfer in found["transfers"])
+    assert found["transfer_bytes_per_token"] == crossed > 0
+    text = zinc("plan", *model).out
+    assert "on cpu #2: layers " in text
+    assert f"({size(crossed)} a token)" in text
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (("--backend", "ref", "--cpu-moe", 1), "the model has no experts"),
         (("--backend", "cpu", "--gpu-layers", 1), "runs on the CPU"),
+        (("--device", "cpu,nope"), "there is no device 'nope'"),
+        (("--device", "cpu,cpu", "--shares", "1,2,3"), "there are 2 devices"),
     ],
 )
 def test_an_impossible_device_map_is_one_error(zinc, fixture_model, options, says):

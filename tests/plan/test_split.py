@@ -47,7 +47,8 @@ def by(name: str, device_map: DeviceMap) -> Callable[[Node], int]:
 def split(
     name: str, backends: Sequence[str], device_of: Callable[[Node], int], **options: int
 ) -> tuple[SplitBackend, SplitPlan]:
-    backend = SplitBackend([api.create(each) for each in backends], device_of)
+    devices = [api.create(each, options={"instance": str(i)}) for i, each in enumerate(backends)]
+    backend = SplitBackend(devices, device_of)
     sizes = {"max_tokens": MAX_TOKENS, "max_outputs": MAX_TOKENS, **options}
     plan = make_plan(model(name)[1], backend, **sizes)
     assert isinstance(plan, SplitPlan)

@@ -322,11 +322,15 @@ class Backend(Kernels, Protocol):
 class SplitDevices:
     """The backends that run the parts of a split plan.
 
-    device_of: returns the index of the backend that runs a node of the graph.
+    device_of: returns the index of the backend that runs a node of the graph. names: a different
+    name for each device, for people. memories: devices with the same entry share their memory, if
+    it is not the host's.
     """
 
     devices: tuple[Backend, ...]
     device_of: Callable[[Node], int]
+    names: tuple[str, ...]
+    memories: tuple[str, ...]
 
 
 class HostBackend:
@@ -392,8 +396,9 @@ def create(
     """Open the backend called `name`.
 
     options: `device` (GPUs), `level` (CPU), and `batch_invariant`, "true" or "false", which demands
-    `Capabilities.batch_invariant`. Raises DeviceError if there is no such backend or it cannot do
-    that, RequestError if `batch_invariant` is neither.
+    `Capabilities.batch_invariant`. `instance` (Vulkan) tells apart backends that are not to share
+    an open device. Raises DeviceError if there is no such backend or it cannot do that,
+    RequestError if `batch_invariant` is neither.
     """
     backend = _module(name).create(threads, options)
     if wants_batch_invariance(options) and not backend.capabilities.batch_invariant:

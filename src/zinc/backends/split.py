@@ -7,6 +7,7 @@ and the prefix cache treat this as any other backend.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -166,22 +167,41 @@ class SplitProgram:
         raise IndexError(f"the plan has no launch {launch}")
 
 
+def unique_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return `names`, with a number after each one that was there before."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(f"{name} #{seen[name]}" if seen[name] > 1 else name)
+    return tuple(found)
+
+
 class SplitBackend:
     """Several backends as one. Implements `zinc.backends.api.Backend`.
 
     devices: the backends that take part. device_of: returns the index of the device that runs a
-    node. `keep` tells it where weights and states are.
+    node. selectors: the device that each backend runs on, such as "vulkan:0"; by default each is a
+    device of its own with the name of its backend. `keep` tells it where weights and states are.
     """
 
-    def __init__(self, devices: Sequence[Backend], device_of: Callable[[Node], int]) -> None:
+    def __init__(
+        self,
+        devices: Sequence[Backend],
+        device_of: Callable[[Node], int],
+        selectors: Sequence[str] = (),
+    ) -> None:
         self.devices = tuple(devices)
-        self.split = SplitDevices(self.devices, device_of)
+        names = unique_names(selectors or [backend.name for backend in devices])
+        self.split = SplitDevices(self.devices, device_of, names, tuple(selectors) or names)
         self._weights: list[set[str]] = []
         self._states: list[set[str]] = []
         self.name = "+".join(backend.name for backend in devices)
         each = [backend.capabilities for backend in devices]
+        kinds, kv_dtypes = {c.kind for c in each}, {c.kv_dtype for c in each}
         self.capabilities = Capabilities(
-            BackendKind.DEVICE,
+            kinds.pop() if len(kinds) == 1 else BackendKind.DEVICE,
+            kv_dtype=kv_dtypes.pop() if len(kv_dtypes) == 1 else "f16",
             batch_invariant=all(c.batch_invariant for c in each),
             rollback=all(c.rollback for c in each),
             level="+".join(c.level for c in each),

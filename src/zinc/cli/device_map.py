@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from zinc.backends.plans import Segment, SplitPlan, Transfer
+from zinc.backends.plans import Plan, Segment, SplitPlan, Transfer
 from zinc.cli.text import size
 from zinc.engine.cache_layout import context_bytes, state_bytes_per_sequence
 from zinc.engine.step_cost import StepShape
 from zinc.ops.values import Weight
+from zinc.plan.layer_split import layer_range
 from zinc.quant.blocks import row_bytes
 
 
@@ -21,7 +22,8 @@ def devices(plan: SplitPlan) -> list[int]:
 
 def report(plan: SplitPlan, names: Sequence[str], shape: StepShape, context: int) -> dict[str, Any]:
     """Return devices and transfers as JSON values; `before` is the index of a launch."""
-    crossings, at = [], 0
+    crossings: list[dict[str, Any]] = []
+    at = 0
     for entry in plan.schedule:
         if isinstance(entry, Transfer):
             crossings.append(
@@ -38,6 +40,7 @@ def report(plan: SplitPlan, names: Sequence[str], shape: StepShape, context: int
     parts = [
         {
             "backend": name,
+            "layers": layers_of(part),
             "launches": len(part.launches),
             "weights_bytes": sum(file_bytes(weight) for weight in part.weights),
             "kv_bytes": context_bytes(part.states, context, shape.kv_dtype, part.max_tokens),
@@ -46,7 +49,18 @@ def report(plan: SplitPlan, names: Sequence[str], shape: StepShape, context: int
         }
         for name, part in zip(names, plan.parts, strict=True)
     ]
-    return {"devices": parts, "transfers": crossings}
+    n_bytes = sum(crossing["bytes"] for crossing in crossings)
+    return {
+        "devices": parts,
+        "transfers": crossings,
+        "transfer_bytes_per_token": n_bytes / (shape.tokens * shape.sequences),
+    }
+
+
+def layers_of(part: Plan) -> list[int]:
+    """Return the layers of which a device runs all or some launches."""
+    labels = {launch.label for launch in part.launches}
+    return sorted(int(x.removeprefix("blk.")) for x in labels if x.startswith("blk."))
 
 
 def columns(plan: SplitPlan, found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -64,12 +78,21 @@ def text(found: dict[str, Any]) -> str:
     """Return the devices and the transfers as text."""
     transfers = found["transfers"]
     lines = [
-        f"on {part['backend']}: {part['launches']} launches, weights {size(part['weights_bytes'])}"
-        f", KV cache {size(part['kv_bytes'])}, arena {size(part['arena_bytes'])}"
+        f"on {part['backend']}: layers {layer_range(part['layers']) or 'none'}, "
+        f"{part['launches']} launches, weights {size(part['weights_bytes'])}"
+        f", KV cache {size(part['kv_bytes'])}, {_state(part)}arena {size(part['arena_bytes'])}"
         for part in found["devices"]
     ]
     total = size(sum(transfer["bytes"] for transfer in transfers))
-    return "\n".join([*lines, f"between them: {len(transfers)} values a step, {total}"])
+    token = size(found["transfer_bytes_per_token"])
+    lines.append(f"between them: {len(transfers)} values a step, {total} ({token} a token)")
+    return "\n".join(lines)
+
+
+def _state(part: dict[str, Any]) -> str:
+    """Return the recurrent state of a device as text; empty if it has none."""
+    n_bytes = part["state_bytes"]
+    return f"recurrent state {size(n_bytes)} a sequence, " if n_bytes else ""
 
 
 def file_bytes(weight: Weight) -> int:

@@ -66,6 +66,7 @@ OPTIONS: dict[str, Foreign] = {
     **dict.fromkeys(("-md", "--model-draft", "--spec-draft-model"), Foreign("--draft")),
     "-s": Foreign("--seed"),
     "-dev": Foreign("--device"),
+    **dict.fromkeys(("-ts", "--tensor-split"), Foreign("--shares")),
     "--repetition-penalty": Foreign("--repeat-penalty"),
     "--keepalive": Foreign("--ttl"),
     "-to": Foreign("--grace"),

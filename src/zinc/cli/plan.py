@@ -69,8 +69,7 @@ def run(args: argparse.Namespace) -> int:
         memory = {**_memory(fitting), **nextn_memory(file, spec)}
         split: dict[str, Any] = {}
         if isinstance(plan, SplitPlan) and backend.split is not None:
-            names = [each.name for each in backend.split.devices]
-            split = device_map.report(plan, names, shape, context)
+            split = device_map.report(plan, backend.split.names, shape, context)
         if args.dot:
             print(dot(plan))
         elif args.json:

@@ -66,6 +66,11 @@ def gpu_layers(text: str) -> int | None:
     return ALL_LAYERS if text == "all" else natural(text)
 
 
+def shares(text: str) -> tuple[float, ...]:
+    """Return numbers that are separated by commas."""
+    return tuple(float(number) for number in text.split(","))
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add the model as an argument and as -m; `merge_models` makes one of them."""
     parser.add_argument(
@@ -125,7 +130,8 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         metavar="NAME",
-        help="device of the backend: vulkan:0, or part of a name that `zinc check` lists",
+        help="device of the backend: vulkan:0, or part of a name that `zinc check` lists; several "
+        "with commas between divide the layers of a model: vulkan:0,vulkan:1",
     )
 
 
@@ -157,6 +163,13 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
         type=natural,
         metavar="N",
         help="keep the experts of the first N layers on the CPU",
+    )
+    group.add_argument(
+        "--shares",
+        type=shares,
+        metavar="N,N",
+        help="divide the layers between several devices of --device in this proportion (default: "
+        "by their speed and memory)",
     )
 
 
@@ -362,8 +375,10 @@ def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 def backend_name(args: argparse.Namespace) -> str:
     """Return the backend that --backend, or a device such as vulkan:0, names."""
-    backend, colon, _ = (_device(args) or "").partition(":")
-    return str(args.backend or (backend if colon else "") or env.BACKEND.get())
+    device = _device(args) or ""
+    backend, colon, _ = device.partition(":")
+    named = backend if colon and "," not in device else ""
+    return str(args.backend or named or env.BACKEND.get())
 
 
 def _device(args: argparse.Namespace) -> str | None:
@@ -384,12 +399,12 @@ def backend_options(args: argparse.Namespace) -> dict[str, str]:
 
 
 def device_map(args: argparse.Namespace) -> DeviceMap | None:
-    """Return the device map of --gpu-layers and --cpu-moe, None without either."""
-    if args.gpu_layers is None and args.cpu_moe is None:
+    """Return the device map of --gpu-layers, --cpu-moe and --shares, None without any."""
+    if args.gpu_layers is None and args.cpu_moe is None and args.shares is None:
         return None
     from zinc.plan.device_map import DeviceMap
 
-    return DeviceMap(args.gpu_layers, args.cpu_moe or 0)
+    return DeviceMap(args.gpu_layers, args.cpu_moe or 0, args.shares or ())
 
 
 def load_options(args: argparse.Namespace, **fields: Any) -> LoadOptions:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-_SETTING = re.compile(r"\{([a-z_]+)(?:=([\w.-]+))?\}")
+_SETTING = re.compile(r"\{([a-z_]+)(?:=([\w.:,-]+))?\}")
 # Settings that are not themselves an argument of `LLM`, and how Python code gives them.
 _WITHIN = {
     "batch_invariant": 'options={{"batch_invariant": "true"}}',
@@ -21,6 +21,7 @@ _WITHIN = {
     "raw": "generate(prompt)",
     "rope_always": "RopeScaling(always=True)",
     "rope_scale": "RopeScaling(factor={})",
+    "shares": "DeviceMap(shares=(...))",
     "rope_scaling": "rope=RopeScaling({})",
 }
 

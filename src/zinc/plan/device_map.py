@@ -25,14 +25,22 @@ class DeviceMap:
     gpu_layers: number of layers on the device, counted from the end of the model; the output counts
     as the first of them. None, or a number larger than the model (such as -ngl 99), means
     everything. cpu_moe: number of layers, counted from the front, whose experts are on the CPU in
-    any case.
+    any case. shares: for a model on several devices, the part of the layers that each device takes,
+    relative to the others; () divides by their speed.
     """
 
     gpu_layers: int | None = None
     cpu_moe: int = 0
+    shares: tuple[float, ...] = ()
 
     def check(self, nodes: Iterable[Node], n_layers: int) -> None:
         """Raise RequestError if a model with these nodes cannot be divided like this."""
+        if self.shares:
+            raise RequestError(
+                "there is nothing to share",
+                "one device runs the model",
+                "name several devices with {device}, or leave {shares} out",
+            )
         for name, number in (("gpu_layers", self.gpu_layers or 0), ("cpu_moe", self.cpu_moe)):
             if number < 0:
                 raise RequestError(

@@ -61,7 +61,8 @@ class VulkanBackend(VulkanKernels, GpuBackend):
 
 
 def create(threads: int | None = None, options: Mapping[str, str] | None = None) -> VulkanBackend:
-    device = open_device((options or {}).get("device", ""))
+    options = options or {}
+    device = open_device(options.get("device", ""), options.get("instance", "0"))
     return VulkanBackend(device, wants_batch_invariance(options))
 
 

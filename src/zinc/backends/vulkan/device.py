@@ -1,8 +1,8 @@
 """An open Vulkan device with its compute queue and command buffers.
 
-A device is opened once a process. All backends on it share it, so pipelines are made once. One
-timeline semaphore orders all work: each submission gets the next number, and a caller waits for the
-number of its submission.
+A device is opened once a process, or once for each place that a split model has there. All
+backends on it share it, so pipelines are made once. One timeline semaphore orders all work: each
+submission gets the next number, and a caller waits for the number of its submission.
 """
 
 from __future__ import annotations
@@ -44,17 +44,21 @@ SLEEP_S = 2e-4  # a sleeping wait wakes up this much before the expected end
 FLOAT16, FLOAT32, SUBGROUP_SCOPE = 0, 1, 3
 
 _lock = threading.Lock()
-_open: dict[int, Device] = {}
+_open: dict[tuple[int, str], Device] = {}
 
 
-def open_device(wanted: str = "") -> Device:
-    """Return the device that `choose` picks for `wanted`, opened if it is not yet open."""
+def open_device(wanted: str = "", instance: str = "0") -> Device:
+    """Return the device that `choose` picks for `wanted`, opened if it is not yet open.
+
+    instance: each has a logical device of its own, with its own queue and memory.
+    """
     chosen = choose(wanted)
     lib = library()
     with _lock:
-        if chosen.index not in _open:
-            _open[chosen.index] = Device(lib, chosen)
-        return _open[chosen.index]
+        key = chosen.index, instance
+        if key not in _open:
+            _open[key] = Device(lib, chosen)
+        return _open[key]
 
 
 class Device:

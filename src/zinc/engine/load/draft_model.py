@@ -40,9 +40,12 @@ def draft_options(options: LoadOptions, path: Path, backend: Backend) -> LoadOpt
 
     options: of that model. Recurrent states can be set back after rejected tokens.
     """
-    device = backend if backend.split is None else backend.split.devices[0]
+    split = backend.split
+    device = backend if split is None else split.devices[0]
+    own = {} if split is None or split.memories[0] == device.name else {"device": split.memories[0]}
     return replace(
         options,
+        backend_options={**options.backend_options, **own},
         path=path,
         settings=NO_SETTINGS,
         backend=device.name,

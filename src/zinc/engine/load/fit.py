@@ -109,11 +109,13 @@ def _reads(planned: PlannedModel, bandwidth_of: BandwidthOf) -> Iterator[DecodeR
     """Yield, for each device, the bytes of a decode step with an empty cache."""
     plan, backend = planned.plans[0], planned.backend
     shape = StepShape(tokens=1, outputs=1, depth=0, kv_dtype=planned.kv_dtype)
-    devices = [backend] if backend.split is None else backend.split.devices
+    split = backend.split
+    devices = (backend,) if split is None else split.devices
+    names = (backend.name,) if split is None else split.names
     parts = plan.parts if isinstance(plan, SplitPlan) else (plan,)
-    for device, part in zip(devices, parts, strict=True):
+    for name, device, part in zip(names, devices, parts, strict=True):
         token_bytes = sum(shape.bytes(launch) for launch in part.launches)
-        yield DecodeReads(device.name, token_bytes, bandwidth_of(device))
+        yield DecodeReads(name, token_bytes, bandwidth_of(device))
 
 
 def _need(planned: PlannedModel, budget: MemoryBudget, context: int) -> MemoryNeed:

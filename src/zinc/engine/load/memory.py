@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from zinc.backends.api import Backend
+from zinc.backends.api import Backend, SplitDevices
 from zinc.backends.plans import Plan, SplitPlan, states_of, weights_of
 from zinc.core import host_memory
 from zinc.core.errors import MemoryLimitError, RequestError
@@ -105,25 +105,72 @@ def available_memory_bytes(backend: Backend | None = None) -> int:
 def budgets(file: GGUFFile, plans: Sequence[Plan], backend: Backend) -> list[MemoryBudget]:
     """Return the memories of a backend, and what `plans` take of each beside the cache."""
     if backend.split is None:
-        return [_budget(file, [backend], [plans])]
-    devices = backend.split.devices
-    parts = [[plan.parts[i] for plan in plans if isinstance(plan, SplitPlan)] for i in (0, 1)]
-    if all(each.available_bytes() is None for each in devices):
-        return [_budget(file, devices, parts)]
-    found = [_budget(file, [each], [p]) for each, p in zip(devices, parts, strict=True)]
-    if (shared := devices[0].shared_bytes()) is not None:
-        # The device's part lies in the host's memory, which must have room for both.
-        both = _budget(file, devices, parts)
-        found[1] = replace(both, available=shared, on_device=False, has_first=True)
-    return found
+        return [_budget(file, backend.name, [backend], [plans])]
+    devices, names = backend.split.devices, backend.split.names
+    parts = [
+        [plan.parts[i] for plan in plans if isinstance(plan, SplitPlan)]
+        for i in range(len(devices))
+    ]
+    return [
+        replace(
+            _budget(
+                file,
+                "+".join(names[i] for i in group.devices),
+                [devices[i] for i in group.devices],
+                [parts[i] for i in group.devices],
+            ),
+            available=group.available,
+            on_device=not group.is_host,
+            has_first=at > 0 and 0 in group.devices,
+        )
+        for at, group in enumerate(memory_groups(backend.split))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """A memory, and the indices of the devices whose parts lie in it.
+
+    available: its free bytes.
+    """
+
+    devices: tuple[int, ...]
+    is_host: bool
+    available: int
+
+
+def memory_groups(split: SplitDevices) -> list[MemoryGroup]:
+    """Return the memories of a split model.
+
+    The part of a device that shares the host's memory lies in two: the host's must have room for
+    it beside the others.
+    """
+    own: dict[str | None, list[int]] = {}
+    for i, (device, memory) in enumerate(zip(split.devices, split.memories, strict=True)):
+        key = None if device.available_bytes() is None else memory
+        own.setdefault(key, []).append(i)
+    found = {i: device.shared_bytes() for i, device in enumerate(split.devices)}
+    shared = {i: n_bytes for i, n_bytes in found.items() if n_bytes is not None}
+    if shared:
+        own[None] = sorted({*own.get(None, []), *shared})
+
+    def available(key: str | None, first: int) -> int:
+        if key is None and shared:
+            return min(shared.values())
+        return available_memory_bytes(split.devices[first])
+
+    return [
+        MemoryGroup(tuple(devices), key is None, available(key, devices[0]))
+        for key, devices in own.items()
+    ]
 
 
 def _budget(
-    file: GGUFFile, backends: Sequence[Backend], parts: Sequence[Sequence[Plan]]
+    file: GGUFFile, name: str, backends: Sequence[Backend], parts: Sequence[Sequence[Plan]]
 ) -> MemoryBudget:
     """Return the memory that `backends` share; `parts` has the plans of each."""
     return MemoryBudget(
-        name="+".join(backend.name for backend in backends),
+        name=name,
         available=available_memory_bytes(backends[0]),
         weights_bytes=sum(weights_bytes(file, weights_of(plans)) for plans in parts),
         arena_bytes=sum(plan.arena_bytes for plans in parts for plan in plans),

@@ -27,6 +27,7 @@ from zinc.engine.load.device_map import (
     fits_on,
     no_draft,
 )
+from zinc.engine.load.devices import divide_over, named_devices
 from zinc.engine.load.draft_model import draft_cache_bytes, draft_options
 from zinc.engine.load.files import resolve_model
 from zinc.engine.load.memory import (
@@ -368,6 +369,10 @@ def _plan(
     if model.spec.is_encoder:
         options = encoder_options(model.spec, options)
     large, draft_bytes = _with_drafts(model, options), _draft_bytes(options)
+    names = named_devices(options.backend_options)
+    if backend is None and names:
+        choice = divide_over(names, large, options, draft_bytes)
+        return _on_choice(model, options, choice)
     if backend is None and options.backend == "auto":
         selection = _select(large, options, draft_bytes)
         backend, reason = selection.backend, selection.reason
@@ -378,7 +383,11 @@ def _plan(
     if backend is None:
         backend = create(options.backend)
     divided = divide(backend, lambda: create("cpu"), large, options, draft_bytes)
-    choice = replace(divided, reason=reason)
+    return _on_choice(model, options, replace(divided, reason=reason))
+
+
+def _on_choice(model: OpenModel, options: LoadOptions, choice: BackendChoice) -> PlannedModel:
+    """Return the plans of a model on the chosen backend, with what its speculation needs."""
     check_drafts(options, choice.backend)
     if needs_nextn(options.speculate, model, choice.backend):
         options = replace(options, nextn=True)

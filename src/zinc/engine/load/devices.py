@@ -1,0 +1,271 @@
+"""A model divided over several devices that the option `device` names, such as "vulkan:0,vulkan:1".
+
+Each device takes a range of layers (`zinc.plan.layer_split`): as many as its memory holds, in
+proportion to its read bandwidth or to the shares of the device map.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from zinc.backends import api
+from zinc.backends.api import Backend
+from zinc.backends.capabilities import BackendKind, DeviceInfo, DeviceKind
+from zinc.backends.plans import Plan, SplitPlan, states_of
+from zinc.backends.split import SplitBackend
+from zinc.core.errors import DeviceError, MemoryLimitError, RequestError
+from zinc.engine.cache_layout import context_bytes, resolve_kv_dtype, state_bytes_per_sequence
+from zinc.engine.load.auto import find_gpus
+from zinc.engine.load.bandwidth import bandwidth_of
+from zinc.engine.load.device_map import (
+    ROOM_TOKENS,
+    BackendChoice,
+    DraftBytes,
+    OpenModel,
+    no_draft,
+)
+from zinc.engine.load.files import weights_bytes
+from zinc.engine.load.memory import RESERVE_SHARE, budgets, has_room, memory_groups
+from zinc.engine.load.options import LoadOptions
+from zinc.engine.step_cost import StepShape
+from zinc.ops.values import State, Weight
+from zinc.plan.device_map import DeviceMap
+from zinc.plan.layer_split import (
+    DeviceRoom,
+    LayerLoad,
+    LayerSplit,
+    divide_layers,
+    even_split,
+)
+from zinc.plan.planner import make_plan
+
+
+def named_devices(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names in the option `device` if there are several, else ().
+
+    Raises RequestError for an empty name.
+    """
+    given = options.get("device", "")
+    names = tuple(name.strip() for name in given.split(","))
+    if len(names) == 1:
+        return ()
+    if "" in names:
+        raise RequestError(
+            f"the list of devices {given!r} has an empty name",
+            "",
+            "separate the names by one comma each, such as {device=vulkan:0,vulkan:1}",
+        )
+    return names
+
+
+def divide_over(
+    names: Sequence[str],
+    model: OpenModel,
+    options: LoadOptions,
+    draft_bytes: DraftBytes = no_draft,
+) -> BackendChoice:
+    """Return the backend that divides the layers of `model` over the devices called `names`.
+
+    Raises DeviceError if a device is not there or is named twice, RequestError if the device map
+    does not suit the devices, and MemoryLimitError if their memory is too small.
+    """
+    n_layers = model.spec.n_layers
+    device_map = options.device_map or DeviceMap()
+    _check(device_map, names, n_layers)
+    selectors = [_selector(name, options.backend) for name in names]
+    devices = _open(selectors, options)
+    shared = [selector for _, selector in selectors]
+
+    def on(split: LayerSplit) -> SplitBackend:
+        return _backend(devices, shared, model, split)
+
+    backend = on(even_split(n_layers, len(devices)))
+    plans = _plans(model, backend, options)
+    default = backend.capabilities.kv_dtype
+    kv_dtype = resolve_kv_dtype(options.kv_dtype, default, states_of(plans))
+    loads = _loads(model, plans[0], options, kv_dtype)
+    speeds = device_map.shares or _speeds(devices)
+    rooms = _rooms(model, plans, backend, options, speeds, draft_bytes)
+    split = divide_layers(loads, rooms)
+    if split is not None:
+        backend = on(split)
+        context, n_sequences = _context(model, options), options.sequences or 1
+        for i, memory in enumerate(budgets(model.file, _plans(model, backend, options), backend)):
+            if i == 0 or memory.has_first:
+                memory = replace(memory, draft_bytes=lambda n: draft_bytes(devices[0], n))
+            if not has_room(memory, kv_dtype, context, n_sequences, options.batch_tokens):
+                split = None
+    if split is None:
+        needed = sum(load.memory_bytes for load in loads)
+        room = sum(max(0, room.memory_bytes) for room in rooms)
+        raise MemoryLimitError(
+            f"the model does not fit on {' and '.join(backend.split.names)} together",
+            f"its layers need {needed / 1e9:.1f} GB with a context of "
+            f"{_context(model, options):,} tokens, and {room / 1e9:.1f} GB are available",
+            "use a smaller model, quantisation or {context}, or add cpu to {device}",
+        )
+    return BackendChoice(backend, device_map, split.describe(backend.split.names))
+
+
+def _check(device_map: DeviceMap, names: Sequence[str], n_layers: int) -> None:
+    """Raise RequestError if a model cannot be divided over the devices by `device_map`."""
+    if device_map.gpu_layers is not None or device_map.cpu_moe:
+        raise RequestError(
+            "layers cannot be counted for several devices",
+            "such a count divides a model between one device and the CPU",
+            "leave {gpu_layers} and {cpu_moe} out; name cpu in {device}, and divide by {shares}",
+        )
+    shares = device_map.shares
+    if shares and (len(shares) != len(names) or not all(_is_share(x) for x in shares)):
+        raise RequestError(
+            f"the shares {', '.join(f'{share:g}' for share in shares)} do not suit the devices",
+            f"there are {len(names)} devices, and each takes a share greater than 0",
+            f"give {len(names)} numbers",
+        )
+    if n_layers < len(names):
+        raise RequestError(
+            f"the model cannot be divided over {len(names)} devices",
+            f"it has {n_layers} layers, and each device takes one or more",
+            "name fewer devices with {device}",
+        )
+
+
+def _is_share(value: float) -> bool:
+    return math.isfinite(value) and value > 0
+
+
+def _selector(name: str, backend: str) -> tuple[str, str]:
+    """Return the backend and the selector of the device called `name`.
+
+    backend: used for a name without one. Raises DeviceError if there is no such device.
+    """
+    prefix = name.partition(":")[0]
+    if name in api.discover() and api.kernels(name).capabilities.kind is not BackendKind.DEVICE:
+        return name, name  # a backend without devices, such as the CPU
+    owner = prefix if ":" in name and prefix in api.discover() else backend
+    found: list[tuple[str, DeviceInfo]] = (
+        find_gpus() if owner == "auto" else [(owner, info) for info in api.devices(owner)]
+    )
+    key = name.lower()
+    named = [x for x in found if key in (x[1].selector, x[1].selector.partition(":")[2])]
+    named = named or [x for x in found if key in x[1].name.lower()]
+    if len(named) != 1:
+        known_devices = ", ".join(f"{info.selector} ({info.name})" for _, info in found)
+        raise DeviceError(
+            f"more than one device is called {name!r}" if named else f"there is no device {name!r}",
+            f"this machine has {known_devices}" if found else "no GPU was found",
+            "choose devices that `zinc check` lists, or cpu",
+        )
+    return named[0][0], named[0][1].selector
+
+
+def _open(selectors: Sequence[tuple[str, str]], options: LoadOptions) -> list[Backend]:
+    """Open the devices, each with its own queue and memory.
+
+    Raises DeviceError if one is named twice and is not emulated on the CPU: its memory and its work
+    could not be divided.
+    """
+    seen: Counter[str] = Counter()
+    devices = []
+    for backend, selector in selectors:
+        if seen[selector] and not _is_emulated(backend, selector):
+            raise DeviceError(
+                f"the device {selector} is named twice",
+                "a part of a model on each name would share its memory and speed",
+                "name each device once",
+            )
+        own = {"device": selector, "instance": str(seen[selector])}
+        devices.append(api.create(backend, options.threads, {**options.backend_options, **own}))
+        seen[selector] += 1
+    return devices
+
+
+def _is_emulated(backend: str, selector: str) -> bool:
+    """Return whether a device computes on the CPU, so that it may have several parts of a model."""
+    if api.kernels(backend).capabilities.kind is not BackendKind.DEVICE:
+        return True
+    return any(
+        info.selector == selector and info.kind is DeviceKind.SOFTWARE
+        for info in api.devices(backend)
+    )
+
+
+def _backend(
+    devices: Sequence[Backend], selectors: Sequence[str], model: OpenModel, split: LayerSplit
+) -> SplitBackend:
+    backend = SplitBackend(devices, split.assign(), selectors)
+    plan = make_plan(model.graphs[0], backend, max_tokens=1, max_outputs=1)
+    assert isinstance(plan, SplitPlan)
+    backend.keep(plan)
+    return backend
+
+
+def _plans(model: OpenModel, backend: Backend, options: LoadOptions) -> list[Plan]:
+    tokens, outputs = options.batch_tokens, options.output_rows
+    return [make_plan(g, backend, max_tokens=tokens, max_outputs=outputs) for g in model.graphs]
+
+
+def _context(model: OpenModel, options: LoadOptions) -> int:
+    """Return the context for which the devices must have room."""
+    return options.context or min(model.spec.context, ROOM_TOKENS)
+
+
+def _loads(model: OpenModel, plan: Plan, options: LoadOptions, kv_dtype: str) -> list[LayerLoad]:
+    """Return the load of each layer; the embedding counts with the first, the output the last."""
+    n_layers, n_tokens = model.spec.n_layers, (options.sequences or 1) * _context(model, options)
+    weights: list[set[Weight]] = [set() for _ in range(n_layers)]
+    states: list[list[State]] = [[] for _ in range(n_layers)]
+    moved = [0] * n_layers
+    seen: set[State] = set()
+    shape = StepShape(tokens=1, outputs=1, depth=0, kv_dtype=kv_dtype)
+    layer_of = LayerSplit((1,) * n_layers).device_of
+    for launch in plan.launches:
+        layer = layer_of(launch.label)
+        moved[layer] += shape.bytes(launch)
+        for x in launch.inputs:
+            if isinstance(x, Weight):
+                weights[layer].add(x)
+            elif isinstance(x, State) and x not in seen:  # later layers may share it
+                seen.add(x)
+                states[layer].append(x)
+    return [
+        LayerLoad(
+            weights_bytes(model.file, weights[i])
+            + context_bytes(tuple(states[i]), n_tokens, kv_dtype, options.batch_tokens)
+            + state_bytes_per_sequence(tuple(states[i])),
+            moved[i],
+        )
+        for i in range(n_layers)
+    ]
+
+
+def _rooms(
+    model: OpenModel,
+    plans: Sequence[Plan],
+    backend: SplitBackend,
+    options: LoadOptions,
+    speeds: Sequence[float],
+    draft_bytes: DraftBytes,
+) -> list[DeviceRoom]:
+    """Return the room of each device beside activations; devices that share memory divide it."""
+    rooms: list[list[int]] = [[] for _ in speeds]
+    groups = memory_groups(backend.split)
+    for group, memory in zip(groups, budgets(model.file, plans, backend), strict=True):
+        free = memory.available * (1 - RESERVE_SHARE) - memory.arena_bytes
+        if 0 in group.devices:
+            free -= draft_bytes(backend.devices[0], _context(model, options))
+        for i in group.devices:
+            rooms[i].append(int(free / len(group.devices)))
+    return [DeviceRoom(min(room), speed) for room, speed in zip(rooms, speeds, strict=True)]
+
+
+def _speeds(devices: Sequence[Backend]) -> list[float]:
+    """Return the read bandwidth of each device; equal ones if the devices are or it is unknown."""
+    if len({device.describe() for device in devices}) == 1:
+        return [1.0] * len(devices)
+    rates = [bandwidth_of(device) for device in devices]
+    known = [rate.bytes_per_s for rate in rates if rate is not None]
+    return known if len(known) == len(devices) else [1.0] * len(devices)

@@ -1,0 +1,135 @@
+"""Models on several devices that one option names: what they answer, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine.test_device_map import FIXTURES, GREEDY, SmallDevice, opened, talk
+from present import computing
+
+from zinc import LLM, DeviceMap
+from zinc.backends import api
+from zinc.backends.capabilities import DeviceInfo, DeviceKind
+from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, ZincError
+from zinc.engine.load.devices import divide_over
+from zinc.engine.load.memory import RESERVE_SHARE
+from zinc.engine.load.options import LoadOptions
+
+NAMES = [",".join([f"{name}:0"] * 2) for name in computing() if name == "vulkan"]
+
+
+def load(family: str, device: str, **options: Any) -> LLM:
+    given = {"kv_dtype": "f16", "batch_tokens": 64, "context": 256, **options}
+    backend = {} if "," in device else {"backend": device.partition(":")[0]}
+    return LLM(FIXTURES / f"{family}.gguf", options={"device": device}, **backend, **given)
+
+
+@pytest.mark.parametrize("names", ["cpu,cpu", *NAMES])
+def test_a_conversation_on_several_devices(names: str) -> None:
+    """Shared and copied blocks and restored states are on every device."""
+    answers = []
+    for device in (names, names.partition(",")[0]):
+        with load("qwen35moe", device) as llm:
+            answers.append(talk(llm))
+            assert (llm.backend.split is not None) == ("," in device)
+    assert answers[0] == answers[1]
+    assert answers[0][1][1] > 64  # tokens from the prefix cache
+
+
+def test_suffix_drafts_are_set_back_on_every_device() -> None:
+    """Rejected drafts roll recurrent states back; the tokens stay those without drafts."""
+    prompt = [5, 6, 7, 8, 9] * 8
+    texts = []
+    for speculate in ("suffix", "off"):
+        with load("qwen35moe", "cpu,cpu,cpu", speculate=speculate) as llm:
+            answer = llm.generate(prompt, GREEDY, max_tokens=40)
+            texts.append(answer.token_ids)
+            if speculate == "suffix":
+                assert llm.engine.speculation is not None
+    assert texts[0] == texts[1]
+
+
+def test_the_cache_on_disk_belongs_to_a_division(tmp_path: Path) -> None:
+    cached = []
+    for shares in ((1, 1), (1, 1), (1, 3)):
+        with load(
+            "qwen35moe", "cpu,cpu", device_map=DeviceMap(shares=shares), cache_dir=tmp_path
+        ) as llm:
+            answer = llm.generate(list(range(3, 75)), GREEDY)
+            cached.append(answer.timings.cached_tokens)
+    assert cached[0] == cached[2] == 0
+    assert cached[1] >= 64
+
+
+def test_shares_divide_the_layers() -> None:
+    with load("qwen35moe", "cpu,cpu", device_map=DeviceMap(shares=(1, 3))) as llm:
+        assert llm.choice.messages == ["layer 0 on cpu, layers 1-3 on cpu #2"]
+
+
+# -- Memory -------------------------------------------------------------------------------------
+
+OPTIONS = LoadOptions(context=64, kv_dtype="f16", batch_tokens=8)
+
+
+def divided(sizes: Mapping[str, float], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return how a model is divided over devices that hold these parts of its bytes."""
+    model = opened("qwen3")
+    with model.file as file:
+        weights = sum(tensor.n_bytes for tensor in file.tensors.values()) / (1 - RESERVE_SHARE)
+        made = {name: SmallDevice(int(weights * size)) for name, size in sizes.items()}
+        monkeypatch.setattr(api, "create", lambda name, *_: made[name])
+        return divide_over(tuple(sizes), model, OPTIONS).note
+
+
+def test_a_device_with_less_memory_takes_fewer_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert divided({"cpu": 2, "ref": 2}, monkeypatch) == "layers 0-1 on cpu, layers 2-3 on ref"
+    assert divided({"cpu": 2, "ref": 0.6}, monkeypatch) == "layers 0-2 on cpu, layer 3 on ref"
+
+
+def test_devices_that_are_too_small_together_are_one_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(MemoryLimitError, match="does not fit on cpu and ref together: its layers"):
+        divided({"cpu": 0.4, "ref": 0.4}, monkeypatch)
+
+
+# -- What is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "device_map", "error", "says"),
+    [
+        ("cpu,vulkan:99", None, DeviceError, "vulkan:99|no Vulkan|not.* Vulkan"),
+        ("cpu,fast", None, DeviceError, "there is no device 'fast'"),
+        ("cpu,", None, RequestError, "has an empty name"),
+        ("cpu,cpu,cpu,cpu,cpu", None, RequestError, "over 5 devices: it has 4 layers"),
+        ("cpu,cpu", DeviceMap(shares=(1,)), RequestError, "there are 2 devices"),
+        ("cpu,cpu", DeviceMap(shares=(1, -1)), RequestError, "greater than 0"),
+        ("cpu,cpu", DeviceMap(shares=(1, float("inf"))), RequestError, "greater than 0"),
+        ("cpu,cpu", DeviceMap(gpu_layers=1), RequestError, "cannot be counted"),
+        ("ref", DeviceMap(shares=(1, 1)), RequestError, "nothing to share"),
+    ],
+)
+def test_devices_that_cannot_be_used_are_one_error(
+    device: str, device_map: DeviceMap | None, error: type[ZincError], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        load("qwen35moe", device, device_map=device_map)
+
+
+def test_a_gpu_is_not_named_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [DeviceInfo(f"vulkan:{i}", "Card", DeviceKind.DISCRETE, "1") for i in range(2)]
+    monkeypatch.setattr(api, "devices", lambda name: gpus if name == "vulkan" else [])
+    monkeypatch.setattr(api, "create", lambda *_: api.kernels("ref"))
+    with pytest.raises(DeviceError, match="vulkan:1 is named twice"):
+        load("qwen35moe", "vulkan:1,vulkan:1")
+    with pytest.raises(DeviceError, match="more than one device is called 'card'"):
+        load("qwen35moe", "vulkan:0,card", backend="vulkan")
+
+
+def test_a_nextn_block_is_refused_on_several_devices() -> None:
+    with pytest.raises(ZincError, match=r"the backend cpu\+cpu cannot draft tokens"):
+        load("glm4moe", "cpu,cpu", speculate="mtp")
