@@ -21,7 +21,7 @@ RIGS = ROOT / "dev" / "gpu-rigs"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 RIG = Path(os.environ.get("GPU_RIG") or CACHE / "zinc-gpu-rig")
 GPUS = ("navi21", "navi31", "navi33", "strix1", "gfx1201")
-USUAL_GPUS = ("navi21", "gfx1201")
+USUAL_GPUS = ("gfx1201",)
 # Kernels that take a negligible part of a step.
 COLD = {"embed", "rope_table", "elementwise", "group_experts"}
 
@@ -46,10 +46,10 @@ def run(*command: str | Path, **variables: str) -> str:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Results of `dev/gpu-rigs/record amd`: two models on two GPUs, or everything with --every."""
+    """Results of `dev/gpu-rigs/record amd`: a model on a GPU, or everything with --every."""
     needs_rig()
     path = tmp_path_factory.mktemp("amd") / "amd.json"
-    part = ("--gpus", *USUAL_GPUS, "--shapes", "qwen3-8b", "qwen35moe-64x")
+    part = ("--gpus", *USUAL_GPUS, "--shapes", "qwen3-8b", "--steps", "decode", "prefill")
     run(sys.executable, RIGS / "record", "amd", "--json", path, *(() if effort.EVERY else part))
     return json.loads(path.read_text())
 
@@ -71,7 +71,7 @@ def spilling(kernels):
 
 
 def test_no_kernel_spills(kernels):
-    assert {k["step"] for k in kernels} == {"decode", "batch", "draft", "prefill"}
+    assert {k["step"] for k in kernels} >= {"decode", "prefill"}
     assert spilling(kernels) == {}
 
 
@@ -180,7 +180,7 @@ def test_packets_of_a_dump_are_read(actions, names, flushes, monkeypatch):
 def test_coherent_kernels_agree_with_published_models():
     """The driver for CPUs of Debian 12 miscompiles available stores in branches."""
     needs_rig()
-    names = ["fixture qwen3", "fixture gemma3"]
+    names = ["fixture qwen3", *(["fixture gemma3"] if effort.EVERY else [])]
     command = [RIGS / "run", "lavapipe", ROOT / "dev" / "check-cuda", "--worker"]
     text = run(*command, "--backend", "vulkan", *names, ZINC_VULKAN_COHERENT="on")
     results = [json.loads(line) for line in text.splitlines()]
