@@ -32,7 +32,17 @@ SLOW_OPS = {"attention", "rope_attention", "moe_down", "moe_glu"}  # several ker
 FIXTURE_TOLERANCE = 2e-3
 ON_CUDA = (
     *("qwen3", "llama", "qwen3moe", "qwen35", "gptoss", "gpt2", "commandr", "phimoe"),
-    *("smollm3", "hunyuan", "mimo2", "afmoe", "granitemoe", "lfm2moe", "granitehybrid", "falconh1"),
+    *(
+        "smollm3",
+        "hunyuan",
+        "mimo2",
+        "afmoe",
+        "granitemoe",
+        "lfm2moe",
+        "granitehybrid",
+        "falconh1",
+        "nemotronhlatent",
+    ),
 )
 
 

@@ -105,6 +105,23 @@ FALCON_H1: dict[str, Any] = {
     "ssm_in_multiplier": 2.0,
     "ssm_out_multiplier": 0.5,
 }
+NEMOTRON_H: dict[str, Any] = {
+    "num_hidden_layers": None,
+    "ssm_state_size": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+NEMOTRON_MOE: dict[str, Any] = NEMOTRON_H | {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    "routed_scaling_factor": 2.5,
+}
 YARN = PLAIN | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -353,6 +370,20 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         num_experts_per_tok=2,
         **SHORT_CONV,
     ),
+    "mamba2": lambda: model(
+        "Mamba2",
+        num_hidden_layers=2,
+        num_heads=4,
+        head_dim=16,
+        state_size=16,
+        n_groups=2,
+        chunk_size=16,
+        num_attention_heads=None,
+        num_key_value_heads=None,
+        intermediate_size=None,
+        max_position_embeddings=None,
+        attn_implementation=None,
+    ),
     "mellum": lambda: model(
         "Mellum",
         num_hidden_layers=2,
@@ -401,15 +432,17 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
     ),
     "nemotronh": lambda: model(
         "NemotronH",
-        num_hidden_layers=4,
         layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention"],
-        ssm_state_size=16,
-        mamba_num_heads=4,
-        mamba_head_dim=16,
-        n_groups=2,
-        chunk_size=16,
-        num_attention_heads=2,
-        num_key_value_heads=1,
+        **NEMOTRON_H,
+    ),
+    "nemotronhmoe": lambda: model(
+        "NemotronH", layers_block_type=["linear_attention", "moe", "full_attention"], **NEMOTRON_MOE
+    ),
+    "nemotronhlatent": lambda: model(
+        "NemotronH",
+        layers_block_type=["moe", "full_attention", "linear_attention", "moe"],
+        moe_latent_size=16,
+        **NEMOTRON_MOE,
     ),
     "olmo2": lambda: model("Olmo2", **HEADS),
     "olmo3": lambda: model(

@@ -438,7 +438,7 @@ class Graph:
         order: Value,
         starts: Value,
         gate: Weight,
-        up: Weight,
+        up: Weight | None,
         gate_bias: Weight | None = None,
         up_bias: Weight | None = None,
         *,
@@ -447,7 +447,7 @@ class Graph:
     ) -> Value:
         """Return activation(gate(x)) * up(x) for the experts of each token's slots.
 
-        Experts are [experts, ff, hidden].
+        Without `up`, return activation(gate(x)). Experts are [experts, ff, hidden].
         """
         out = replace(self.value(x.dim, order.cols * gate.rows), runs=order.cols)
         inputs = (x, order, starts, gate, up, gate_bias, up_bias)

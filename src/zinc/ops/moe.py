@@ -199,7 +199,13 @@ def _cost(node: Node) -> Cost:
 
 
 def _expert_case(
-    name: str, n_tokens: int, type: GGMLType, *, clamped: bool = False, down: bool = False
+    name: str,
+    n_tokens: int,
+    type: GGMLType,
+    *,
+    clamped: bool = False,
+    gated: bool = True,
+    down: bool = False,
 ) -> Case:
     n_experts, top_k, hidden, ff = 6, 2, 256, 256
     case = Case(name, n_tokens=n_tokens)
@@ -211,7 +217,9 @@ def _expert_case(
     given: dict[str, Any] = {"activation": ActivationFn.SILU}
     if clamped:
         given = {"activation": ActivationFn.CLAMPED_SWIGLU, "alpha": 1.702, "limit": 7.0}
-    h = g.moe_glu(x, order, starts, gate, up, bias[0], bias[1], **given)
+    if not gated:
+        given = {"activation": ActivationFn.GELU}
+    h = g.moe_glu(x, order, starts, gate, up if gated else None, bias[0], bias[1], **given)
     if not down:
         return case.returns(h)
     w_down = case.experts(n_experts, hidden, ff, type, ff**-0.5)
@@ -226,6 +234,9 @@ def _glu_cases() -> Iterator[Case]:
         for n_tokens in (1, 29):
             yield _expert_case(f"{BLOCKS[type].name}-{n_tokens}", n_tokens, type)
     yield _expert_case("clamped", 5, GGMLType.F32, clamped=True)
+    for n_tokens in (1, 29):
+        yield _expert_case(f"ungated-{n_tokens}", n_tokens, GGMLType.Q4_K, gated=False)
+    yield _expert_case("ungated-down", 29, GGMLType.Q8_0, gated=False, down=True)
 
 
 @op(
@@ -233,7 +244,7 @@ def _glu_cases() -> Iterator[Case]:
     rows("order"),
     rows("starts"),
     matrix("gate"),
-    matrix("up"),
+    matrix("up", optional=True),
     vector("gate_bias", optional=True),
     vector("up_bias", optional=True),
     cost=_cost,
@@ -249,20 +260,21 @@ def moe_glu(
     order: FloatArray,
     starts: FloatArray,
     gate: FloatArray,
-    up: FloatArray,
+    up: FloatArray | None,
     gate_bias: FloatArray | None,
     up_bias: FloatArray | None,
 ) -> Sequence[FloatArray]:
     """Return h[slot] = activation(x[token] @ gate[e].T + b) * (x[token] @ up[e].T + b).
 
-    e is the expert of the slot. gate and up are [experts, ff, hidden]; biases are flat,
-    [experts * ff].
+    e is the expert of the slot. Without `up`, the second factor is 1. gate and up are
+    [experts, ff, hidden]; biases are flat, [experts * ff].
     """
     top_k, ff = order.shape[1], gate.shape[1]
     h = np.empty((order.size, ff), dtype=np.float32)
     for e, slots in _runs(order, starts):
         chosen = x[slots // top_k]
-        gates, ups = chosen @ gate[e].T, chosen @ up[e].T
+        gates = chosen @ gate[e].T
+        ups = np.ones_like(gates) if up is None else chosen @ up[e].T
         if gate_bias is not None:
             gates = gates + gate_bias.reshape(-1, ff)[e]
         if up_bias is not None:

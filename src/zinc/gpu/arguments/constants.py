@@ -32,6 +32,7 @@ class ProductKind(KernelConstant):
     LINEAR = 0, "y = x w + bias + residual"
     GLU = 1, "y = act(x w) * (x up), with two weights of the same format"
     GATED = 2, "y = act(gate) * (x w), with a gate that another dispatch made"
+    ACTIVATED = 3, "y = act(x w + bias), for experts"
 
 
 class ElementwiseOp(KernelConstant):

@@ -57,7 +57,7 @@ class ExpertProduct:
     """A product of rows with the experts of their slots.
 
     x: the rows, which lie in the value `read`. w: weights of all experts. y: the rows written.
-    kind: LINEAR, GLU or GATED; it decides what `up` is (`ExpertArguments`).
+    kind: LINEAR, GLU, GATED or ACTIVATED; it decides what `up` is (`ExpertArguments`).
     """
 
     launch: Launch
@@ -168,10 +168,13 @@ def gated_products_of(
 ) -> list[ExpertProduct]:
     """Return the products of a moe_glu, each of which waits for the one before it.
 
+    Without `up` there is one product.
+
     `joins`: the kernel multiplies two weights of one layout at once.
     """
     x, order, out = rows(launch, "x"), rows(launch, "order"), launch.outputs[0]
-    gate, up = (weight_of(at, launch.input(name)) for name in ("gate", "up"))
+    gate, is_gated = weight_of(at, launch.input("gate")), launch.input("up") is not None
+    up = weight_of(at, launch.input("up")) if is_gated else gate
     bias, up_bias = (vector_or_null(at, launch.input(f"{name}_bias")) for name in ("gate", "up"))
     both = ExpertProduct(
         launch,
@@ -181,11 +184,13 @@ def gated_products_of(
         _runs(at, out, order.cols),
         out.format,
         bias,
-        ProductKind.GLU,
-        distance(gate, up),
+        ProductKind.GLU if is_gated else ProductKind.ACTIVATED,
+        distance(gate, up) if is_gated else 0,
         up_bias,
         GatedActivation.of(launch),
     )
+    if not is_gated:
+        return [both]
     if same_layout(gate, up) and joins:
         return [both]
     run = 4 * gate.rows

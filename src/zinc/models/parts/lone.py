@@ -1,4 +1,7 @@
-"""Decoders whose layers have one part each: Mamba-2, attention or an MLP (Nemotron-H)."""
+"""Decoders whose layers have one part each (Nemotron-H).
+
+The part is Mamba-2, attention, or an MLP or experts.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from zinc.models.parts.layer import Layer
 from zinc.models.parts.mamba import mamba2_from, mamba2_or_attention
 from zinc.models.parts.metadata import Metadata
 from zinc.models.parts.mlp import plain_mlp
+from zinc.models.parts.moe import expert_mlp
 from zinc.models.parts.spec import ModelSpec, dense_spec
 from zinc.ops.values import ActivationFn, Value
 
@@ -40,6 +44,10 @@ def lone_spec(file: GGUFFile, arch: str) -> ModelSpec:
 
 def lone_part(layer: Layer, x: Value) -> Value:
     """Return the part that the layer is for normalised rows x, [tokens, hidden] to the same."""
-    if layer.spec.mlp_layers[layer.index]:
-        return plain_mlp(layer, x, layer.spec.ffn)
+    spec = layer.spec
+    if spec.mlp_layers[layer.index]:
+        if spec.experts is not None:
+            layer.w.require("exp_probs_b.bias")  # which the shared code takes for optional
+            return expert_mlp(layer, spec.experts, x, None)
+        return plain_mlp(layer, x, spec.ffn)
     return mamba2_or_attention(layer, x)

@@ -128,25 +128,28 @@ def leading_dense_layers(file: GGUFFile, arch: str, n_layers: int) -> int:
     return len(list(dense))
 
 
-def expert_mlp(layer: Layer, e: Experts, x: Value, residual: Value) -> Value:
+def expert_mlp(layer: Layer, e: Experts, x: Value, residual: Value | None) -> Value:
     """Return residual + shared experts(x) + routed experts(x) for normalised rows x.
 
-    Rows are [tokens, hidden]. The shared experts come first, so that each down-projection can take
-    the sum so far as its residual. With `post_norms`, the sum of the experts is normalised.
+    Rows are [tokens, hidden]; None adds no residual. The shared experts come first, so that each
+    down-projection can take the sum so far as its residual. With `post_norms`, the sum of the
+    experts is normalised.
     """
     g, w, hidden = layer.g, layer.w, layer.spec.hidden
     bias = w.vector("ffn_gate_inp", e.count, "bias") if e.biases else None
     logits = g.linear(x, w.matrix("ffn_gate_inp", e.count, hidden), bias)
     routes = _route(layer, e, logits)
     order, starts = g.group_experts(routes, n_experts=e.count)
-    if layer.spec.post_norms:
+    if layer.spec.post_norms and residual is not None:
         h = routed_experts(layer, e, x, routes, order, starts)
         if e.shared_ffn:
             h = g.add(h, _shared_experts(layer, e, x))
         return layer.residual(h, residual, "post_ffw_norm")
     if e.shared_ffn:
-        residual = g.add(_shared_experts(layer, e, x), residual)
-    return g.add(routed_experts(layer, e, x, routes, order, starts), residual)
+        shared = _shared_experts(layer, e, x)
+        residual = shared if residual is None else g.add(shared, residual)
+    h = routed_experts(layer, e, x, routes, order, starts)
+    return h if residual is None else g.add(h, residual)
 
 
 def _route(layer: Layer, e: Experts, logits: Value) -> Value:
@@ -175,9 +178,11 @@ def routed_experts(
     `routes` comes from the op `route`, `order` and `starts` from `group_experts`. A file may scale
     the output of each expert.
     """
-    g, spec, w = layer.g, layer.spec, layer.w
-    gate, up = _gate_up(layer, e)
-    down = w.matrix("ffn_down_exps", spec.hidden, e.ffn, e.count)
+    g, spec, w, width = layer.g, layer.spec, layer.w, e.latent or layer.spec.hidden
+    if e.latent:
+        x = layer.linear(x, "ffn_latent_down", e.latent)
+    gate, up = _gate_up(layer, e, width)
+    down = w.matrix("ffn_down_exps", width, e.ffn, e.count)
     b_gate = b_up = b_down = None
     if e.biases:
         b_gate = w.plane_vectors("ffn_gate_exps", e.count, e.ffn)
@@ -186,12 +191,18 @@ def routed_experts(
     attrs = {"alpha": 1.702, "limit": 7.0} if spec.activation == ActivationFn.CLAMPED_SWIGLU else {}
     h = g.moe_glu(x, order, starts, gate, up, b_gate, b_up, activation=spec.activation, **attrs)
     scale = w.optional_vector("ffn_down_exps", e.count, "scale")
-    return g.moe_down(h, order, starts, routes, down, b_down, scale)
+    y = g.moe_down(h, order, starts, routes, down, b_down, scale)
+    return layer.linear(y, "ffn_latent_up", spec.hidden, e.latent) if e.latent else y
 
 
-def _gate_up(layer: Layer, e: Experts) -> tuple[Weight, Weight]:
-    """Return the gate and up matrices [experts, ffn, hidden], which some files stack in one."""
-    w, hidden = layer.w, layer.spec.hidden
+def _gate_up(layer: Layer, e: Experts, hidden: int) -> tuple[Weight, Weight | None]:
+    """Return the gate and up matrices [experts, ffn, hidden], which some files stack in one.
+
+    Experts without a gate activate the product with ffn_up_exps, and have no second matrix.
+    """
+    w = layer.w
+    if not e.gated:
+        return w.matrix("ffn_up_exps", e.ffn, hidden, e.count), None
     if w.has("ffn_gate_up_exps"):
         w.refuse("ffn_gate_up_exps", "bias")
         stacked = (e.count, 2 * e.ffn, hidden)
@@ -202,12 +213,16 @@ def _gate_up(layer: Layer, e: Experts) -> tuple[Weight, Weight]:
 
 
 def _shared_experts(layer: Layer, e: Experts, x: Value) -> Value:
-    """Return the output of the shared experts, which form one gated MLP of width `shared_ffn`.
+    """Return the output of the shared experts, which form one MLP of width `shared_ffn`.
 
     The gate scales the input of the down-projection, which is linear: scaling its output would give
     the same result.
     """
     g, w, hidden, ffn = layer.g, layer.w, layer.spec.hidden, e.shared_ffn
+    if not e.gated:
+        up = g.linear(x, w.matrix("ffn_up_shexp", ffn, hidden))
+        h = g.glu(up, None, activation=layer.spec.activation)
+        return g.linear(h, w.matrix("ffn_down_shexp", hidden, ffn))
     gate = g.linear(x, w.matrix("ffn_gate_shexp", ffn, hidden))
     up = g.linear(x, w.matrix("ffn_up_shexp", ffn, hidden))
     h = g.glu(gate, up, activation=layer.spec.activation)

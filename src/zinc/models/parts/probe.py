@@ -55,6 +55,7 @@ KEYS: dict[str, int | float | str] = {
     "rope.dimension_count": 64,
     "rope.freq_base": 10000.0,
     "rope.scaling.type": "none",
+    "moe_latent_size": WIDTH,
     "expert_count": 4,
     "expert_used_count": 2,
     "expert_gating_func": 2,

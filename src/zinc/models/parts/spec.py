@@ -82,7 +82,8 @@ class Experts:
 
     The op `route` defines scoring, groups and weights. shared_ffn: total width of the shared
     experts, 0 without any; with shared_gate their output is scaled by sigmoid(gate(x)). biases: the
-    router and the experts have biases.
+    router and the experts have biases. gated: experts multiply by a gate. latent: width of the rows
+    that routed experts read and write, between two projections; 0 for the hidden width.
     """
 
     count: int
@@ -97,6 +98,8 @@ class Experts:
     shared_ffn: int = 0
     shared_gate: bool = False
     biases: bool = False
+    gated: bool = True
+    latent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,7 @@ class ModelSpec:
     vocab: int
     context: int
     eps: float
-    attention: tuple[Attention, ...]  # one a layer
+    attention: tuple[Attention, ...]  # one a layer; () if none attends
     activation: ActivationFn = ActivationFn.SILU
     embed_scale: float = 1.0
     logit_softcap: float = 0.0

@@ -28,6 +28,8 @@ DEVICE float result(ARGS, uint slot, uint expert, uint r, float sum, float up)
     if (args.bias != nullptr) sum += args.bias[at];
 #if PRODUCT == LINEAR
     return sum;
+#elif PRODUCT == ACTIVATED
+    return activate(args.activation, sum, 1.0f, args.alpha, args.limit);
 #else
 #if PRODUCT == GLU
     float gate = sum;

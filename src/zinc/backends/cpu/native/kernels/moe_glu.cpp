@@ -1,4 +1,5 @@
 // moe_glu: h[slot] = activation(x[token] G[e]^T + b) * (x[token] U[e]^T + b) for the expert e of every slot.
+// Without U, the second factor is 1.
 //
 // With few slots, the work is divided into runs x pieces of the columns of h, so that only chosen weights are
 // read and all threads share each expert. The chunk that completes a block of columns of h quantises the
@@ -24,14 +25,17 @@ struct Params {
 
 void prepare(Launch& l, const Attrs& attrs) {
     require_operands(l, in::n_inputs, 1);
+    const PackedTensor& gate = *l.in[in::gate].tensor;
+    const PackedTensor* up = l.in[in::up] ? l.in[in::up].tensor : nullptr;
     for (const Operand* w : {&l.in[in::gate], &l.in[in::up]}) {
+        if (w == &l.in[in::up] && !up) continue;
         require_experts(l, *w, l.in[in::order], l.in[in::starts], "a weight");
         require_rows(l, l.in[in::x], "x", w->tensor->format->row_format, w->tensor->cols);
     }
-    const PackedTensor &gate = *l.in[in::gate].tensor, &up = *l.in[in::up].tensor;
-    require(l, up.rows == gate.rows, "gate and up differ in rows");
+    require(l, !up || up->rows == gate.rows, "gate and up differ in rows");
     require_expert_vector(l, l.in[in::gate_bias], "the gate bias", gate);
-    require_expert_vector(l, l.in[in::up_bias], "the up bias", up);
+    require(l, up || !l.in[in::up_bias], "an up bias needs an up weight");
+    if (up) require_expert_vector(l, l.in[in::up_bias], "the up bias", *up);
     Params& p = l.as<Params>();
     p.glu.fn = static_cast<ActivationFn>(whole(l, attrs, "activation", 0, kLastActivation));
     p.glu.alpha = static_cast<float>(attrs.get("alpha", 1.702));
@@ -40,7 +44,7 @@ void prepare(Launch& l, const Attrs& attrs) {
     p.ff = static_cast<int>(gate.rows);
     p.tiles = static_cast<int>(tiles_of(gate));
     p.n_experts = static_cast<int>(gate.planes);
-    p.unit_bytes = gate.tile_bytes + up.tile_bytes;
+    p.unit_bytes = gate.tile_bytes + (up ? up->tile_bytes : 0);
     require_runs_of(l, l.out[0], p.top_k, p.ff);
     require(l, l.out[0].format == RowFormat::f32 || p.ff % 32 == 0, "h cannot be quantised in groups of 32");
 }
@@ -94,19 +98,23 @@ std::byte* hidden(const Launch& l, int slot) {
 template <class To>
 void products(const Launch& l, int expert, const RunRows& rows, int tile, int last, To&& to) {
     const auto& p = l.as<Params>();
-    const PackedTensor &gate = *l.in[in::gate].tensor, &up = *l.in[in::up].tensor;
+    const PackedTensor& gate = *l.in[in::gate].tensor;
+    const PackedTensor* up = l.in[in::up] ? l.in[in::up].tensor : nullptr;
     for (int at = tile; at < last; ++at) {
-        if (gate.format == up.format) {
-            gate.format->matmul(product(rows, gate.tile(expert, at), up.tile(expert, at),
-                                        gate.tile(expert, at + 1), up.tile(expert, at + 1), gate.cols));
+        if (!up) {
+            gate.format->matmul(
+                product(rows, gate.tile(expert, at), nullptr, gate.tile(expert, at + 1), nullptr, gate.cols));
+        } else if (gate.format == up->format) {
+            gate.format->matmul(product(rows, gate.tile(expert, at), up->tile(expert, at),
+                                        gate.tile(expert, at + 1), up->tile(expert, at + 1), gate.cols));
         } else {
             TileMatmul half =
-                product(rows, gate.tile(expert, at), nullptr, up.tile(expert, at), nullptr, gate.cols);
+                product(rows, gate.tile(expert, at), nullptr, up->tile(expert, at), nullptr, gate.cols);
             gate.format->matmul(half);
-            half.tile[0] = up.tile(expert, at);
+            half.tile[0] = up->tile(expert, at);
             half.next[0] = gate.tile(expert, at + 1);
             half.out += kTileRows;
-            up.format->matmul(half);
+            up->format->matmul(half);
         }
         const int64_t row = int64_t{at} * kTileRows, biases = int64_t{expert} * p.ff + row;
         const int lanes = static_cast<int>(std::min<int64_t>(kTileRows, p.ff - row));
@@ -116,7 +124,8 @@ void products(const Launch& l, int expert, const RunRows& rows, int tile, int la
         if (l.in[in::up_bias]) up_bias = F32x16::load_n(l.in[in::up_bias].tensor->vector() + biases, lanes);
         for (int i = 0; i < rows.n; ++i) {
             const float* sums = rows.sums + i * kOutStride;
-            const F32x16 g = F32x16::load(sums) + gate_bias, u = F32x16::load(sums + kTileRows) + up_bias;
+            const F32x16 g = F32x16::load(sums) + gate_bias;
+            const F32x16 u = up ? F32x16::load(sums + kTileRows) + up_bias : F32x16::set1(1.0f);
             glu(p.glu, g, u).store_n(to(i) + (at - tile) * kTileRows, lanes);
         }
     }
@@ -152,7 +161,7 @@ void run(const Launch& l, const Batch& b, int chunk, Scratch& scratch) {
     const Operand &x = l.in[in::x], &h = l.out[0];
     const int tile = chunk % g.pieces * g.step, last = std::min(p.tiles, tile + g.step);
     prefetch_start(l.in[in::gate].tensor->tile(expert, tile));
-    prefetch_start(l.in[in::up].tensor->tile(expert, tile));
+    if (l.in[in::up]) prefetch_start(l.in[in::up].tensor->tile(expert, tile));
     const bool staged = g.few && h.format != RowFormat::f32;
     const int width = h.format == RowFormat::f32 || g.few
                           ? 0
