@@ -55,14 +55,16 @@ def split(
     return backend, plan
 
 
-def runner(name: str, backends: Sequence[str], device_of: Callable[[Node], int]) -> Runner:
+def runner(
+    name: str, backends: Sequence[str], device_of: Callable[[Node], int], n_sequences: int = 1
+) -> Runner:
     path: Path = FIXTURES / f"{name}.gguf"
     backend, plan = split(name, backends, device_of)
     backend.keep(plan)
     with GGUFFile.open(path) as file:
         for w in plan.weights:
             backend.upload(w, tensor_data(w, file.tensors[w.tensor]))
-    return Runner(path, loaded=(backend, plan))
+    return Runner(path, loaded=(backend, plan), n_sequences=n_sequences)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -29,6 +29,7 @@ from zinc.backends.api import (
     Work,
 )
 from zinc.backends.capabilities import BackendKind, Capabilities, Roofline
+from zinc.backends.micro_batches import Pipeline, can_overlap, micro_batches
 from zinc.backends.plans import (
     Plan,
     Ref,
@@ -115,12 +116,27 @@ class SplitProgram:
             for launch in part.launches
             for ref in launch.outputs
         }
+        self._pipeline = None
+        if can_overlap(plan):
+            self._pipeline = Pipeline(plan, programs, self._makers[plan.output.id])
 
     def step(self, step: Step) -> FloatArray:
+        parts = [step] if self._pipeline is None else micro_batches(step)
+        if len(parts) > 1:
+            return self._overlapped(parts)
         self.run(step, 0, len(self.plan.launches))
         if not len(step.output_rows):  # a chunk in the middle of a prompt
             return np.empty((0, self.plan.output.cols), np.float32)
         return self.read(self.plan.output, len(step.output_rows))
+
+    def _overlapped(self, parts: Sequence[Step]) -> FloatArray:
+        """Run the parts of a step while the devices work at the same time; return all rows."""
+        assert self._pipeline is not None
+        started = perf_counter()
+        rows = self._pipeline.run(parts)
+        self.work.waited_s += perf_counter() - started
+        self.work.submissions += len(parts) * len(self._programs)
+        return np.concatenate([np.empty((0, self.plan.output.cols), np.float32), *rows])
 
     def sample(self, step: Step) -> StepResult:
         raise NotImplementedError("a split plan leaves sampling to the host")

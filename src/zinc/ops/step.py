@@ -135,6 +135,26 @@ class Step:
             case _:
                 return 1
 
+    def part(self, first: int, last: int) -> Step:
+        """Return the step with the token rows from `first` up to but not including `last`.
+
+        Parts that run one after the other do what the step does; it must not sample, and attention
+        must be causal. Output rows keep their order.
+        """
+        ends = np.clip(self.seq_start, first, last) - first
+        held = np.flatnonzero(np.diff(ends))
+        rows = self.output_rows
+        return Step(
+            self.ids[first:last],
+            self.positions[first:last],
+            self.sequence[first:last] - self.sequence[first],
+            rows[(rows >= first) & (rows < last)] - first,
+            np.append(ends[held], last - first).astype(np.int32),
+            self.state_slot[held],
+            tuple(table[held] for table in self.tables),
+            adapters=None if self.adapters is None else self.adapters[held],
+        )
+
     def adapter_scales(self, adapter: int, *, of_outputs: bool) -> FloatArray:
         """Return the scale of an adapter for each token row, or for each output row."""
         rows = self.sequence[self.output_rows] if of_outputs else self.sequence

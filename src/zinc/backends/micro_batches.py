@@ -1,0 +1,142 @@
+"""Micro-batches: parts of a step that move through the devices of a split model as in a pipeline.
+
+    device 0   | 0 | 1 | 2 | 3 |
+    device 1       | 0 | 1 | 2 | 3 |
+    device 2           | 0 | 1 | 2 | 3 |
+
+Each device runs the micro-batches in order, in a thread of its own. So caches and recurrent states
+change as they do when a prompt is read in chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from queue import SimpleQueue
+
+import numpy as np
+
+from zinc.backends.api import Program
+from zinc.backends.plans import Segment, SplitPlan, Transfer
+from zinc.ops.step import Step
+from zinc.ops.values import FloatArray
+
+# Tokens of a micro-batch: fewer would leave matrix kernels without work.
+MICRO_BATCH_TOKENS = 128
+# A sequence is cut into parts of at least this many tokens, so that rows to be verified stay
+# together: a recurrent state can be set back within the last rows of one step only.
+LEAST_TOKENS = 32
+
+
+def can_overlap(plan: SplitPlan) -> bool:
+    """Return whether the devices of `plan` can work on different micro-batches at the same time.
+
+    Each must have one turn, and no token may see the ones after it.
+    """
+    turns = [entry.device for entry in plan.schedule if isinstance(entry, Segment)]
+    if len(turns) < 2 or len(turns) > len(set(turns)):
+        return False
+    return all(launch.attributes.get("causal", 1) for launch in plan.launches)
+
+
+def micro_batches(step: Step) -> list[Step]:
+    """Return the parts of `step` that run one after the other; a small step is one part.
+
+    Their output rows are those of the step, in its order.
+    """
+    n_parts = step.n_tokens // MICRO_BATCH_TOKENS
+    if (np.diff(step.output_rows) < 0).any():
+        n_parts = 1
+    cuts = [0]
+    for i in range(1, n_parts):
+        cut = _cut(step, step.n_tokens * i // n_parts)
+        if cuts[-1] < cut < step.n_tokens:
+            cuts.append(cut)
+    cuts.append(step.n_tokens)
+    if len(cuts) == 2:
+        return [step]
+    return [step.part(a, b) for a, b in pairwise(cuts)]
+
+
+def _cut(step: Step, wanted: int) -> int:
+    """Return the first row of a part near `wanted`."""
+    sequence = int(step.sequence[wanted])
+    first, last = int(step.seq_start[sequence]), int(step.seq_start[sequence + 1])
+    if wanted - first < LEAST_TOKENS:
+        return first
+    return last if last - wanted < LEAST_TOKENS else wanted
+
+
+class Pipeline:
+    """The programs of a split plan, run on several micro-batches at the same time.
+
+    last: the device that makes the output.
+    """
+
+    def __init__(self, plan: SplitPlan, programs: Sequence[Program], last: int) -> None:
+        self._programs, self._output = tuple(programs), plan.output
+        self._entries, self._last = plan.schedule, last
+        self._threads: ThreadPoolExecutor | None = None
+
+    def run(self, steps: Sequence[Step]) -> list[FloatArray]:
+        """Run `steps` in order and return the output rows of each. Raises as programs do."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(len(self._programs), "zinc-device")
+        # The rows of each transfer, one entry a micro-batch; None if the sender failed.
+        sent: list[SimpleQueue[FloatArray | None]] = [SimpleQueue() for _ in self._entries]
+        work = [
+            self._threads.submit(self._run_device, i, steps, sent)
+            for i in range(len(self._programs))
+        ]
+        outputs = [each.exception() or each.result() for each in work]
+        for found in outputs:
+            if isinstance(found, BaseException):
+                raise found
+        result = outputs[self._last]
+        assert isinstance(result, list)
+        return result
+
+    def _run_device(
+        self, device: int, steps: Sequence[Step], sent: Sequence[SimpleQueue[FloatArray | None]]
+    ) -> list[FloatArray]:
+        """Run the part of a device on all micro-batches; return the output rows if it makes them.
+
+        Stops early if another device has failed.
+        """
+        program = self._programs[device]
+        outputs: list[FloatArray] = []
+        try:
+            for step in steps:
+                for entry, rows_sent in zip(self._entries, sent, strict=True):
+                    if isinstance(entry, Segment):
+                        if entry.device == device:
+                            program.run(step, entry.first, entry.last)
+                    elif not self._transfer(device, step, entry, rows_sent):
+                        return outputs
+                if device == self._last and len(step.output_rows):
+                    outputs.append(program.read(self._output, len(step.output_rows)))
+        except BaseException:
+            for rows_sent in sent:
+                rows_sent.put(None)
+            raise
+        return outputs
+
+    def _transfer(
+        self, device: int, step: Step, entry: Transfer, sent: SimpleQueue[FloatArray | None]
+    ) -> bool:
+        """Send or receive the rows of a transfer, if `device` does. Return False after a failure.
+
+        A sender does not wait for the receiver.
+        """
+        rows = step.rows(entry.sent.dim)
+        if not rows:
+            return True
+        if entry.source == device:
+            sent.put(self._programs[device].read(entry.sent, rows))
+        elif entry.target == device:
+            received = sent.get()
+            if received is None:
+                return False
+            self._programs[device].write(entry.received, received)
+        return True
