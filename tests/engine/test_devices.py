@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from engine.test_device_map import FIXTURES, GREEDY, SmallDevice, opened, talk
 from present import computing
@@ -13,10 +15,13 @@ from present import computing
 from zinc import LLM, DeviceMap
 from zinc.backends import api
 from zinc.backends.capabilities import DeviceInfo, DeviceKind
+from zinc.backends.plans import SplitPlan, Transfer
 from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, ZincError
+from zinc.engine.load import memory
 from zinc.engine.load.devices import divide_over
 from zinc.engine.load.memory import RESERVE_SHARE
 from zinc.engine.load.options import LoadOptions
+from zinc.engine.preemption import Rates
 
 NAMES = [",".join([f"{name}:0"] * 2) for name in computing() if name == "vulkan"]
 
@@ -62,6 +67,36 @@ def test_the_cache_on_disk_belongs_to_a_division(tmp_path: Path) -> None:
             cached.append(answer.timings.cached_tokens)
     assert cached[0] == cached[2] == 0
     assert cached[1] >= 64
+
+
+@pytest.mark.parametrize(
+    "names", ["cpu,cpu,cpu", *(pytest.param(x, marks=pytest.mark.every) for x in NAMES)]
+)
+def test_a_preempted_request_continues_from_copies_of_all_devices(
+    names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "choose_pool", lambda *args: 256)
+    monkeypatch.setattr(Rates, "swap_pays", lambda rates, n_tokens, n_bytes: n_tokens > 0)
+    params = replace(GREEDY, max_tokens=70)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 300, 64 - i).tolist() for i in range(2)]
+    with load("qwen35", names, swap_bytes=1 << 30) as llm:
+        answers = llm.generate(prompts, params)
+        assert llm.engine.pool.stats.swapped_in > 0
+        llm.engine.pool.check()
+    with load("qwen35", names.partition(",")[0], prefix_cache=False) as llm:
+        for ids, answer in zip(prompts, answers, strict=True):
+            assert llm.generate(ids, params).token_ids == answer.token_ids
+
+
+def test_layers_that_share_a_cache_stay_together() -> None:
+    with load("gemma4e", "cpu,cpu", device_map=DeviceMap(shares=(5, 1))) as llm:
+        plan = llm.model.plan
+        assert isinstance(plan, SplitPlan)
+        states = [part.states for part in plan.parts]
+        crossings = [x for x in plan.schedule if isinstance(x, Transfer)]
+    assert all(states)
+    assert {(x.source, x.target) for x in crossings} == {(0, 1)}
 
 
 def test_shares_divide_the_layers() -> None:

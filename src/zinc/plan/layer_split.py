@@ -8,7 +8,7 @@ which the slowest device needs the least time for a token, among those that fit 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -80,10 +80,15 @@ def even_split(n_layers: int, n_devices: int) -> LayerSplit:
     return LayerSplit(tuple(b - a for a, b in pairwise((0, *ends))))
 
 
-def divide_layers(loads: Sequence[LayerLoad], devices: Sequence[DeviceRoom]) -> LayerSplit | None:
+def divide_layers(
+    loads: Sequence[LayerLoad],
+    devices: Sequence[DeviceRoom],
+    joined: Collection[int] = (),
+) -> LayerSplit | None:
     """Return the fastest split of layers with `loads` that fits on `devices`.
 
-    Each device gets at least one layer. Returns None if no split fits.
+    Each device gets at least one layer. joined: layers that must be on the device of the layer
+    before. Returns None if no split fits.
     """
     memory = (0, *accumulate(load.memory_bytes for load in loads))
     moved = (0, *accumulate(load.token_bytes for load in loads))
@@ -95,6 +100,8 @@ def divide_layers(loads: Sequence[LayerLoad], devices: Sequence[DeviceRoom]) -> 
             for last in range(first + 1, len(loads) + 1):
                 if memory[last] - memory[first] > device.memory_bytes:
                     break
+                if last in joined:
+                    continue
                 time = max(slowest, (moved[last] - moved[first]) / device.speed)
                 if last not in found or time < found[last][0]:
                     found[last] = time, (*counts, last - first)

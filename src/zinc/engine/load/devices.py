@@ -86,10 +86,11 @@ def divide_over(
     plans = _plans(model, backend, options)
     default = backend.capabilities.kv_dtype
     kv_dtype = resolve_kv_dtype(options.kv_dtype, default, states_of(plans))
-    loads = _loads(model, plans[0], options, kv_dtype)
+    loads, joined = _loads(model, plans[0], options, kv_dtype)
     speeds = device_map.shares or _speeds(devices)
     rooms = _rooms(model, plans, backend, options, speeds, draft_bytes)
-    split = divide_layers(loads, rooms)
+    # Queries of layers that share a cache would cross to the device that has it.
+    split = divide_layers(loads, rooms, joined) or divide_layers(loads, rooms)
     if split is not None:
         backend = on(split)
         context, n_sequences = _context(model, options), options.sequences or 1
@@ -213,13 +214,19 @@ def _context(model: OpenModel, options: LoadOptions) -> int:
     return options.context or min(model.spec.context, ROOM_TOKENS)
 
 
-def _loads(model: OpenModel, plan: Plan, options: LoadOptions, kv_dtype: str) -> list[LayerLoad]:
-    """Return the load of each layer; the embedding counts with the first, the output the last."""
+def _loads(
+    model: OpenModel, plan: Plan, options: LoadOptions, kv_dtype: str
+) -> tuple[list[LayerLoad], set[int]]:
+    """Return the load of each layer, and the layers between users of one cache but for the first.
+
+    The embedding counts with the first layer, the output with the last.
+    """
     n_layers, n_tokens = model.spec.n_layers, (options.sequences or 1) * _context(model, options)
     weights: list[set[Weight]] = [set() for _ in range(n_layers)]
     states: list[list[State]] = [[] for _ in range(n_layers)]
     moved = [0] * n_layers
-    seen: set[State] = set()
+    owners: dict[State, int] = {}
+    joined: set[int] = set()
     shape = StepShape(tokens=1, outputs=1, depth=0, kv_dtype=kv_dtype)
     layer_of = LayerSplit((1,) * n_layers).device_of
     for launch in plan.launches:
@@ -228,10 +235,12 @@ def _loads(model: OpenModel, plan: Plan, options: LoadOptions, kv_dtype: str) ->
         for x in launch.inputs:
             if isinstance(x, Weight):
                 weights[layer].add(x)
-            elif isinstance(x, State) and x not in seen:  # later layers may share it
-                seen.add(x)
+            elif isinstance(x, State) and x in owners:
+                joined |= set(range(owners[x] + 1, layer + 1))
+            elif isinstance(x, State):
+                owners[x] = layer
                 states[layer].append(x)
-    return [
+    loads = [
         LayerLoad(
             weights_bytes(model.file, weights[i])
             + context_bytes(tuple(states[i]), n_tokens, kv_dtype, options.batch_tokens)
@@ -240,6 +249,7 @@ def _loads(model: OpenModel, plan: Plan, options: LoadOptions, kv_dtype: str) ->
         )
         for i in range(n_layers)
     ]
+    return loads, joined
 
 
 def _rooms(
