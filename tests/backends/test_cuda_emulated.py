@@ -42,6 +42,7 @@ ON_CUDA = (
         "granitehybrid",
         "falconh1",
         "nemotronhlatent",
+        "jamba",
     ),
 )
 

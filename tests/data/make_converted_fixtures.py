@@ -73,6 +73,19 @@ SHORT_CONV: dict[str, Any] = {
     "layer_types": ["conv", "conv", FULL, "conv"],
     "block_auto_adjust_ff_dim": False,
 }
+# Without the sizes of attention.
+MAMBA: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "state_size": 16,
+    "time_step_rank": 16,
+    "layer_norm_epsilon": 0.01,
+    "head_dim": None,
+    "num_attention_heads": None,
+    "num_key_value_heads": None,
+    "intermediate_size": None,
+    "max_position_embeddings": None,
+    "attn_implementation": None,
+}
 MAMBA2: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": ["mamba", "attention", "mamba", "mamba"],
@@ -287,12 +300,6 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         **HEADS,
     ),
     "falconh1": lambda: model("FalconH1", **FALCON_H1),
-    "falconh1norm": lambda: model(
-        "FalconH1",
-        **FALCON_H1 | {"mamba_n_groups": 2},
-        mamba_rms_norm=True,
-        mamba_norm_before_gate=False,
-    ),
     "gemma4e": lambda: model(
         "Gemma4",
         **GEMMA4,
@@ -370,6 +377,23 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         num_experts_per_tok=2,
         **SHORT_CONV,
     ),
+    "mamba": lambda: model("Mamba", **MAMBA),
+    "falconmamba": lambda: model("FalconMamba", mixer_rms_eps=0.01, **MAMBA),
+    "jamba": lambda: model(
+        "Jamba",
+        num_hidden_layers=2,
+        head_dim=None,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_experts=4,
+        num_experts_per_tok=2,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        mamba_d_state=16,
+        mamba_dt_rank=16,
+    ),
     "mamba2": lambda: model(
         "Mamba2",
         num_hidden_layers=2,
@@ -434,9 +458,6 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         "NemotronH",
         layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention"],
         **NEMOTRON_H,
-    ),
-    "nemotronhmoe": lambda: model(
-        "NemotronH", layers_block_type=["linear_attention", "moe", "full_attention"], **NEMOTRON_MOE
     ),
     "nemotronhlatent": lambda: model(
         "NemotronH",

@@ -19,9 +19,10 @@ from zinc.backends.api import Backend
 from zinc.backends.plans import Plan
 from zinc.ops.recurrent_state import CHUNK
 
-HYBRIDS = ["qwen35", "qwen3next", "qwen35moe", "lfm2", "granitehybrid"]
+SMALL = ["lfm2", "granitehybrid", "jamba"]  # on devices they run with --every only
+HYBRIDS = ["qwen35", "qwen3next", "qwen35moe", *SMALL]
 # Whose heads do not fit the groups of q8_0.
-SMALL_HEADS = [(name, "q8_0") for name in ("deepseek2", "lfm2", "granitehybrid")]
+SMALL_HEADS = [(name, "q8_0") for name in ("deepseek2", *SMALL)]
 # Recurrent layers, sliding windows and latent attention.
 FAMILIES = [
     ("cpu", name, kv_dtype)
@@ -34,7 +35,10 @@ RUNS = [
     *[run for run in FAMILIES if "cpu" in computing()],
     *[
         pytest.param(
-            backend, name, "f16", marks=pytest.mark.every if name == "granitehybrid" else ()
+            backend,
+            name,
+            "f16",
+            marks=pytest.mark.every if name in SMALL else (),
         )
         for backend in DEVICES
         for name in HYBRIDS

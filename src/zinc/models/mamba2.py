@@ -1,15 +1,19 @@
 """Mamba-2: selective scans alone, without attention and MLPs."""
 
+from dataclasses import replace
+
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
-from zinc.models.parts.mamba import mamba2, mamba2_spec
-from zinc.models.parts.spec import ModelSpec
+from zinc.models.parts.mamba import mamba2, mamba2_from
+from zinc.models.parts.spec import ModelSpec, attentionless_spec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 
 
 def spec(file: GGUFFile) -> ModelSpec:
-    return mamba2_spec(file, "mamba2")
+    base = attentionless_spec(file, "mamba2")
+    net = mamba2_from(file, "mamba2", base.n_layers)
+    return replace(base, recurrence=replace(net, layers=(True,) * base.n_layers))
 
 
 def build(g: Graph, spec: ModelSpec, w: Weights) -> None:

@@ -16,6 +16,7 @@ from zinc.ops import (
     rope_attention,
     routed_experts,
     sampling,
+    selective_scan,
     ssm,
 )
 from zinc.ops.registry import OPS, Cost, Op
@@ -39,5 +40,6 @@ __all__ = [
     "rope_attention",
     "routed_experts",
     "sampling",
+    "selective_scan",
     "ssm",
 ]

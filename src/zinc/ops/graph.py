@@ -381,6 +381,28 @@ class Graph:
             v_dim=head_dim,
         )
 
+    def selective_scan(
+        self,
+        x: Value,
+        dt: Value,
+        b: Value,
+        c: Value,
+        decay: Weight,
+        dt_bias: Weight,
+        skip: Weight,
+        state: RecurrentState,
+    ) -> Value:
+        """Run the scan of Mamba over rows of channels x (zinc.ops.selective_scan).
+
+        B and C have a column for each number of a channel's state; decay is flat, [channels, size].
+        """
+        assert x.cols == dt.cols == dt_bias.cols == skip.cols
+        assert b.cols == c.cols
+        assert decay.cols == x.cols * b.cols
+        return self._make(
+            "selective_scan", [x, dt, b, c, decay, dt_bias, skip, state], x.cols, x.dim
+        )
+
     def concat_heads(self, a: Value, b: Value, *, n_heads: int) -> Value:
         """Concatenate each head of a with the same head of b."""
         return self._make("concat_heads", [a, b], a.cols + b.cols, a.dim, n_heads=n_heads)

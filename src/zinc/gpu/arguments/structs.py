@@ -358,6 +358,26 @@ class ConvBlockArguments(Struct):
     slot_floats: Annotated[U32, "floats from state slot to state slot"]
 
 
+class SelectiveScanArguments(Struct):
+    step: StepAddress
+    x: Bytes
+    dt: Bytes
+    b: Bytes
+    c: Bytes
+    decay: Annotated[Floats, "[cols, size]"]
+    dt_bias: Floats
+    skip: Floats
+    state: Floats
+    y: Bytes
+    x_stride: U32
+    dt_stride: U32
+    b_stride: U32
+    c_stride: U32
+    y_stride: U32
+    cols: U32
+    slot_floats: Annotated[U32, "floats from state slot to state slot"]
+
+
 class DeltaRuleArguments(Struct):
     step: StepAddress
     qkv: Bytes

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
-from zinc.gpu.arguments.structs import CausalConvArguments, DeltaRuleArguments
+from zinc.gpu.arguments.structs import (
+    CausalConvArguments,
+    DeltaRuleArguments,
+    SelectiveScanArguments,
+)
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.kernel_set import lowers
@@ -20,6 +24,8 @@ from zinc.ops.recurrent_state import CHUNK
 from zinc.ops.values import RecurrentState, Weight
 
 CONV_THREADS = 128
+SCAN_THREADS = 64
+MAX_SCAN_SIZE = 32  # numbers of a channel's state, in registers of a thread
 CONV_COLS = 32  # equals COLS in kernels/causal_conv.slang
 DELTA_COLS = 16
 # Tokens whose keys and queries are staged in shared memory together: a chunk, so that the state is
@@ -68,6 +74,38 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 def ssm_scan(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     names = ("xbc", "dt", "decay", "dt_bias")
     return _rule(launch, at, bucket, names, skip=operand(launch, "skip", Weight))
+
+
+@lowers("selective_scan")
+def selective_scan(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    x, dt, b, c = (rows(launch, name) for name in ("x", "dt", "b", "c"))
+    decay, dt_bias, skip = (operand(launch, n, Weight) for n in ("decay", "dt_bias", "skip"))
+    state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
+    if b.cols > MAX_SCAN_SIZE:
+        raise NotImplementedError(f"channels with states of {b.cols} numbers")
+    arguments = SelectiveScanArguments(
+        step=at.step,
+        x=at.ref(x),
+        dt=at.ref(dt),
+        b=at.ref(b),
+        c=at.ref(c),
+        decay=at.vector(decay),
+        dt_bias=at.vector(dt_bias),
+        skip=at.vector(skip),
+        state=at.recurrent(state),
+        y=at.ref(y),
+        x_stride=x.stride,
+        dt_stride=dt.stride,
+        b_stride=b.stride,
+        c_stride=c.stride,
+        y_stride=y.stride,
+        cols=x.cols,
+        slot_floats=state.floats,
+    )
+    rollback = int(launch.attributes.get("rollback", 0))
+    defines = (("ROLLBACK", rollback), ("SIZE", b.cols), ("THREADS", SCAN_THREADS))
+    kernel = KernelVariant("selective_scan", defines)
+    return [Dispatch(kernel, arguments, (ceil_div(x.cols, SCAN_THREADS), bucket.sequences, 1))]
 
 
 def _rule(

@@ -7,14 +7,14 @@ converter writes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.attention import attention
 from zinc.models.parts.layer import Layer
-from zinc.models.parts.metadata import MAX_CONTEXT, MAX_HEADS, MAX_WIDTH, Metadata
+from zinc.models.parts.metadata import MAX_HEADS, MAX_WIDTH, Metadata
 from zinc.models.parts.refusal import damaged
-from zinc.models.parts.spec import ModelSpec, Recurrence, vocab_size
+from zinc.models.parts.spec import Recurrence
 from zinc.ops.recurrent import DeltaShape
 from zinc.ops.values import ActivationFn, RecurrentState, Value
 
@@ -51,24 +51,6 @@ def mamba2_from(file: GGUFFile, arch: str, n_layers: int) -> Mamba2:
         conv_taps=m.taps("ssm.conv_kernel"),
         shape=DeltaShape(n_groups, n_heads, m.size("ssm.state_size", MAX_WIDTH), inner // n_heads),
         eps=m.rms_eps(),
-    )
-
-
-def mamba2_spec(file: GGUFFile, arch: str) -> ModelSpec:
-    """Return the spec of a decoder whose layers are all Mamba-2, without attention and MLPs."""
-    m = Metadata(file, arch)
-    n_layers, n_nextn = m.layers()
-    return ModelSpec(
-        arch=arch,
-        n_layers=n_layers,
-        hidden=m.size("embedding_length", MAX_WIDTH),
-        ffn=0,
-        vocab=vocab_size(file),
-        context=m.size("context_length", MAX_CONTEXT),
-        eps=m.rms_eps(),
-        attention=(),
-        recurrence=replace(mamba2_from(file, arch, n_layers), layers=(True,) * n_layers),
-        n_nextn=n_nextn,
     )
 
 

@@ -95,7 +95,7 @@ def _expert_width(file: GGUFFile) -> int:
         if name.endswith(".ffn_down_exps.weight") and len(tensor.shape) == 3:
             return tensor.shape[2]
     raise incomplete(
-        file, "it has no tensor ffn_down_exps.weight [experts, hidden, ffn] in any layer"
+        file, "it has no tensor ffn_down_exps.weight of shape [experts, hidden, ffn] in any layer"
     )
 
 

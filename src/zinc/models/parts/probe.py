@@ -2,8 +2,8 @@
 
 A probe stands in for a file: it has small numbers for metadata keys, and a tensor of any shape that
 is requested. The graph then comes from the same code as for real models, so `zinc support` can list
-the kernels that an architecture needs. An architecture whose files list the kinds of its layers has
-their keys and values as `PROBE`.
+the kernels that an architecture needs. An architecture that needs other values has
+their keys as `PROBE`, such as a list of the kinds of its layers.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class ProbeFile(GGUFFile):
     def __init__(self, arch: str) -> None:
         self.path = Path(arch)
         self.paths = (self.path,)
-        own: dict[str, list[int]] = getattr(architecture(arch), "PROBE", {})
-        arrays = {key: _array(values) for key, values in own.items()}
-        keys = {f"{arch}.{key}": value for key, value in {**KEYS, **arrays}.items()}
+        own: dict[str, Any] = getattr(architecture(arch), "PROBE", {})
+        own = {key: _array(x) if isinstance(x, list) else x for key, x in own.items()}
+        keys = {f"{arch}.{key}": value for key, value in {**KEYS, **own}.items()}
         self.metadata = MappingProxyType({"general.architecture": arch, **keys})
         tensors: dict[str, Any] = {"token_embd.weight": SimpleNamespace(shape=(WIDTH, WIDTH))}
         self.tensors = MappingProxyType(tensors)
@@ -102,7 +102,7 @@ class ProbeWeights(Weights):
     type: GGMLType = GGMLType.F32
     optional: bool = False
 
-    def has(self, name: str, suffix: str = "weight") -> bool:
+    def has(self, name: str, suffix: str = "weight", *, varies: bool = False) -> bool:
         return self.optional
 
     def refuse(self, name: str, suffix: str) -> None:

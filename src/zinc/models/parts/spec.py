@@ -266,6 +266,23 @@ def dense_spec(
     )
 
 
+def attentionless_spec(file: GGUFFile, arch: str) -> ModelSpec:
+    """Return the spec of a decoder without attention and MLPs, from the keys under `{arch}.`."""
+    m = Metadata(file, arch)
+    n_layers, n_nextn = m.layers()
+    return ModelSpec(
+        arch=arch,
+        n_layers=n_layers,
+        hidden=m.size("embedding_length", MAX_WIDTH),
+        ffn=0,
+        vocab=vocab_size(file),
+        context=m.size("context_length", MAX_CONTEXT),
+        eps=m.rms_eps(),
+        attention=(),
+        n_nextn=n_nextn,
+    )
+
+
 def vocab_size(file: GGUFFile) -> int:
     """Return the vocabulary size: rows of the embedding, since many files do not state it."""
     tensor = file.tensors.get("token_embd.weight")

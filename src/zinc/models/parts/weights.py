@@ -94,11 +94,15 @@ class Weights:
             "use another conversion of the model, or a newer zinc",
         )
 
-    def has(self, name: str, suffix: str = "weight") -> bool:
-        """Return whether the file has an optional tensor; with suffix "", one without suffix."""
+    def has(self, name: str, suffix: str = "weight", *, varies: bool = False) -> bool:
+        """Return whether the file has an optional tensor; with suffix "", one without suffix.
+
+        varies: the layers need not agree.
+        """
         full = f"{name}.{suffix}" if suffix else name
         found = f"{self.prefix}{full}" in self.file.tensors
-        self.looked_for.setdefault(full, {})[self.prefix] = found
+        if not varies:
+            self.looked_for.setdefault(full, {})[self.prefix] = found
         return found
 
     def stacks(self, name: str, rows: int) -> bool:

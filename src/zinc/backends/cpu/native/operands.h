@@ -132,6 +132,10 @@ struct sample {
     enum : size_t { logits, n_inputs };
 };
 
+struct selective_scan {
+    enum : size_t { x, dt, b, c, decay, dt_bias, skip, state, n_inputs };
+};
+
 struct ssm_scan {
     enum : size_t { xbc, dt, decay, dt_bias, skip, state, n_inputs };
 };
