@@ -89,6 +89,21 @@ def test_micro_batches_of_an_engine(small: list[int]) -> None:
     assert small
 
 
+def test_micro_batches_use_the_adapters_of_their_sequences(small: list[int]) -> None:
+    ids = np.load(FIXTURES / "granite.npz")["tokens"].tolist()
+    logits = []
+    for device in ("cpu,cpu", ""):
+        with LLM(
+            FIXTURES / "granite.gguf",
+            backend="cpu",
+            options={"device": device} if device else {},
+            lora=FIXTURES.parent / "adapters" / "granite.gguf",
+        ) as llm:
+            logits.append(llm.logits(ids))
+    assert np.array_equal(*logits)
+    assert small
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_parts_keep_every_row(seed: int, small: list[int]) -> None:
     rng = np.random.default_rng(seed)

@@ -17,7 +17,7 @@ from zinc.backends import api
 from zinc.backends.capabilities import DeviceInfo, DeviceKind
 from zinc.backends.plans import SplitPlan, Transfer
 from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, ZincError
-from zinc.engine.load import memory
+from zinc.engine.load import memory, planned
 from zinc.engine.load.devices import divide_over
 from zinc.engine.load.memory import RESERVE_SHARE
 from zinc.engine.load.options import LoadOptions
@@ -97,6 +97,13 @@ def test_layers_that_share_a_cache_stay_together() -> None:
         crossings = [x for x in plan.schedule if isinstance(x, Transfer)]
     assert all(states)
     assert {(x.source, x.target) for x in crossings} == {(0, 1)}
+
+
+def test_a_division_stays_when_memory_is_short_for_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned, "_has_room", lambda *_: False)
+    with load("qwen35moe", "cpu,cpu", device_map=DeviceMap(shares=(1, 3))) as llm:
+        assert llm.choice.messages == ["layer 0 on cpu, layers 1-3 on cpu #2"]
+        assert llm.model.options.rollback == 0
 
 
 def test_shares_divide_the_layers() -> None:

@@ -198,7 +198,8 @@ def _backend(
     devices: Sequence[Backend], selectors: Sequence[str], model: OpenModel, split: LayerSplit
 ) -> SplitBackend:
     backend = SplitBackend(devices, split.assign(), selectors)
-    plan = make_plan(model.graphs[0], backend, max_tokens=1, max_outputs=1)
+    factors = model.adapters.factors
+    plan = make_plan(model.graphs[0], backend, max_tokens=1, max_outputs=1, adapters=factors)
     assert isinstance(plan, SplitPlan)
     backend.keep(plan)
     return backend

@@ -216,6 +216,8 @@ def plan_model(
         if planned.options == options or _has_room(planned, "speculative decoding"):
             return planned
         plain = replace(options, speculate="off", draft=None)
+        if planned.backend.split is not None:  # it keeps its division
+            return _on_choice(_reopen(model, plain), plain, planned.choice)
         return _plan(_reopen(model, plain), plain, planned.backend, planned.choice.reason)
     except BaseException:
         file.close()
