@@ -129,6 +129,11 @@ void to_floats(const Operand& x, int row, float* out) {
     }
 }
 
+// Prefetches a line that follows the half line at `p`, which is at an even index of half lines.
+inline void prefetch_from(const std::byte* p) {
+    __builtin_prefetch(prefers_alternating_pages ? alternating_line<4>(p) : p + 1024);
+}
+
 // h[r][i] = scales[r] * (row i of A) . x[r]. Four running sums hide the latency of fma; they are added in a
 // fixed order.
 template <int kRows>
@@ -144,7 +149,13 @@ void shrink(const PackedTensor& a, const float* x, int64_t stride, const float* 
             repeat<kRows>([&](int r) { sums[r][j] = fma(v, F32x16::set1(x[r * stride + k]), sums[r][j]); });
         };
         int64_t k = 0;
-        for (; k + kSums <= a.cols; k += kSums) repeat<kSums>([&](int j) { step(k + j, j); });
+        for (; k + kSums <= a.cols; k += kSums) {
+            if constexpr (kRows == 1) {
+                prefetch_from(w + k * kHalfTile);
+                prefetch_from(w + (k + 2) * kHalfTile);
+            }
+            repeat<kSums>([&](int j) { step(k + j, j); });
+        }
         for (int j = 0; k < a.cols; ++k, ++j) step(k, j);
         repeat<kRows>([&](int r) {
             const F32x16 all = (sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]);
@@ -162,6 +173,7 @@ void expand(const PackedTensor& b, int64_t tile, const float* h, int64_t h_strid
     repeat<kTiles>([&](int t) { repeat<kRows>([&](int r) { sums[t][r] = F32x16::zero(); }); });
     for (int64_t k = 0; k < b.cols; ++k) {
         F32x16 v[kTiles];
+        if (kRows == 1 && k % 2 == 0) repeat<kTiles>([&](int t) { prefetch_from(w[t] + k * kHalfTile); });
         repeat<kTiles>(
             [&](int t) { v[t] = F32x16::load_f16(reinterpret_cast<const uint16_t*>(w[t] + k * kHalfTile)); });
         repeat<kRows>([&](int r) {
