@@ -144,6 +144,19 @@ def write_untied(path, model, change):
             writer.add_tensor(name, encode(data, GGMLType.F32), GGMLType.F32, data.shape)
 
 
+def test_a_modelfile_names_adapters(adapter, tmp_path):
+    """Paths are relative to the Modelfile, and another choice replaces them."""
+    model, (first, _), (second, _) = FIXTURES / "llama.gguf", *(adapter("llama", i) for i in (0, 1))
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text(f"FROM {model}\nADAPTER ./{first.name}\n")
+    ids = ids_of(9)
+    for lora, same in ((None, first), (second, second)):
+        with LLM(modelfile, backend="cpu", lora=lora) as llm:
+            found = llm.logits(ids)
+        with LLM(model, backend="cpu", lora=same) as llm:
+            assert np.array_equal(found, llm.logits(ids))
+
+
 # -- several at once -------------------------------------------------------------------------------
 
 ANSWER = SamplingParams(temperature=0.7, seed=5, max_tokens=12, ignore_eos=True, logprobs=3)

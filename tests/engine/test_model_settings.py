@@ -118,3 +118,12 @@ def test_a_file_gives_settings_which_are_written_as_they_were_read(tmp_path: Pat
     assert with_modelfile(NO_SETTINGS, written, EMBEDDED_MODEL) == found
     for model in (EMBEDDED_MODEL, "qwen3:8b", None):
         assert settings_of(model) is NO_SETTINGS
+
+
+def test_a_client_cannot_name_adapters():
+    """They are files, and `with_modelfile` gets no folder for what a client sends."""
+    given = parse("FROM demo\nADAPTER ./x.gguf", "M")
+    with pytest.raises(RequestError, match="a request cannot name adapters"):
+        with_modelfile(NO_SETTINGS, given, EMBEDDED_MODEL)
+    own = with_modelfile(NO_SETTINGS, given, EMBEDDED_MODEL, Path("models"))
+    assert own.lora == (Path("models/x.gguf"),)

@@ -6,6 +6,7 @@
     SYSTEM \"\"\"You are a pirate.\"\"\"        the value of an instruction may span lines
     MESSAGE user Hello
     MESSAGE assistant Ahoy!
+    ADAPTER ./pirate.gguf                  a LoRA adapter, relative to the Modelfile
 
 https://docs.ollama.com/modelfile. `parse` reads the text, `text_of` writes it;
 `zinc.engine.load.settings` says what the parameters mean.
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from zinc.core.errors import FormatError, UnsupportedError
+from zinc.core.errors import FormatError
 
 _ROLES = ("system", "user", "assistant")
 _UNUSED = ("LICENSE", "REQUIRES", "RENDERER", "PARSER")  # no effect on the answers of zinc
@@ -42,7 +43,8 @@ class Modelfile:
     """The contents of a Modelfile.
 
     base: the model after FROM. template: a Go template, or "". template_where: its place, for
-    notes. messages: pairs of role and content.
+    notes. messages: pairs of role and content. adapters: paths of LoRA adapters, relative to the
+    Modelfile.
     """
 
     base: str = ""
@@ -51,6 +53,7 @@ class Modelfile:
     messages: list[tuple[str, str]] = field(default_factory=list)
     template: str = ""
     template_where: str = ""
+    adapters: list[str] = field(default_factory=list)
 
     def values(self) -> Iterator[tuple[str, object]]:
         """Yield names and values of parameters; one with several values comes several times."""
@@ -159,6 +162,7 @@ def _value(rest: str, lines: Sequence[str], number: int, where: str) -> tuple[st
 def text_of(modelfile: Modelfile) -> str:
     """Return a Modelfile as text, which `parse` reads back."""
     lines = [f"FROM {modelfile.base}"]
+    lines += [f"ADAPTER {_quoted(path)}" for path in modelfile.adapters]
     if modelfile.system is not None:
         lines.append(f"SYSTEM {_quoted(modelfile.system)}")
     lines += [f"PARAMETER {name} {_quoted(str(value))}" for name, value in modelfile.values()]
@@ -173,7 +177,7 @@ def _quoted(text: str) -> str:
 
 
 def _apply(found: Modelfile, instruction: str, head: str, value: str, where: str) -> None:
-    """Add an instruction to `found`. Raises FormatError, UnsupportedError."""
+    """Add an instruction to `found`. Raises FormatError."""
     match instruction:
         case "FROM":
             if found.base:
@@ -191,8 +195,4 @@ def _apply(found: Modelfile, instruction: str, head: str, value: str, where: str
         case "TEMPLATE":
             found.template, found.template_where = value, where
         case "ADAPTER":
-            raise UnsupportedError(
-                f"{where}: a Modelfile cannot name adapters",
-                "",
-                "leave the line out, and name the adapter with {lora}",
-            )
+            found.adapters.append(value)

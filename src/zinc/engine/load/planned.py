@@ -39,7 +39,7 @@ from zinc.engine.load.memory import (
     choose_cache,
     choose_context,
 )
-from zinc.engine.load.options import LoadOptions
+from zinc.engine.load.options import AdapterOption, LoadOptions
 from zinc.engine.load.speculation import (
     check_drafts,
     check_mode,
@@ -199,7 +199,9 @@ def plan_model(
         from zinc.kv.disk import check_folder
 
         check_folder(options.cache_folder)
-    options = replace(options, context=options.context or options.settings.context)
+    settings = options.settings
+    lora = options.lora or tuple(AdapterOption(path) for path in settings.lora)
+    options = replace(options, context=options.context or settings.context, lora=lora)
     if file is None:
         file = GGUFFile.open(resolve_model(options.path))
     adapters = NO_ADAPTERS

@@ -48,7 +48,8 @@ class ModelSettings:
 
     context: tokens; None is the default. system: the system prompt of conversations that bring
     none. messages: the beginning of every conversation. sampling: arguments of `SamplingParams` for
-    requests that do not give them. notes: a sentence for each setting that has no effect.
+    requests that do not give them. notes: a sentence for each setting that has no effect. lora:
+    files of LoRA adapters, unless a load names others.
     """
 
     context: int | None = None
@@ -56,6 +57,7 @@ class ModelSettings:
     messages: tuple[Message, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    lora: tuple[Path, ...] = ()
 
     def conversation(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return a conversation with the model's system prompt and first messages before it."""
@@ -82,14 +84,24 @@ def settings_of(model: str | os.PathLike[str] | None) -> ModelSettings:
     if not isinstance(name, FileName) or not is_modelfile(name.path):
         return NO_SETTINGS
     contents = read(name.path)
-    return with_modelfile(NO_SETTINGS, contents, base_file(contents, name.path))
+    path = base_file(contents, name.path)
+    return with_modelfile(NO_SETTINGS, contents, path, name.path.parent)
 
 
-def with_modelfile(base: ModelSettings, given: Modelfile, path: Path) -> ModelSettings:
+def with_modelfile(
+    base: ModelSettings, given: Modelfile, path: Path, folder: Path | None = None
+) -> ModelSettings:
     """Return the settings `base` of the model in the file `path`, changed as `given` says.
 
-    Raises RequestError for a parameter that is unknown or out of range.
+    folder: of the Modelfile; None if it comes from a client, who must not name files. Raises
+    RequestError for a parameter that is unknown or out of range.
     """
+    if given.adapters and folder is None:
+        raise RequestError(
+            "a request cannot name adapters",
+            "they are files of the server's machine",
+            "start the server with {lora}, or with a Modelfile",
+        )
     changed = _with_parameters(base, given.parameters)
     rows = [{"role": role, "content": text} for role, text in given.messages]
     messages = tuple(row for row in rows if row["role"] != "system")
@@ -107,6 +119,7 @@ def with_modelfile(base: ModelSettings, given: Modelfile, path: Path) -> ModelSe
         system="\n\n".join(systems) if systems else base.system,
         messages=messages or base.messages,
         notes=notes,
+        lora=tuple(folder / Path(x).expanduser() for x in given.adapters) if folder else base.lora,
     )
 
 
