@@ -135,6 +135,10 @@ NEMOTRON_MOE: dict[str, Any] = NEMOTRON_H | {
     "moe_shared_expert_intermediate_size": 48,
     "routed_scaling_factor": 2.5,
 }
+# Tokens of images are the last ones of the vocabulary. Texts do not have them.
+VISION_TOKENS = ("vision_start", "vision_end", "image", "video")
+VISION_TOWER = {"hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 32}
+VISION_TOWER |= {"num_position_embeddings": 4, "deepstack_visual_indexes": [0]}
 YARN = PLAIN | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -166,6 +170,27 @@ def model(family: str, **config: Any) -> torch.nn.Module:
     given = {key: value for key, value in (SIZES | config).items() if value is not None}
     made = getattr(transformers, f"{family}{last}")(kind(**given)).eval().float()
     randomise(made)
+    return made
+
+
+def qwen_vl(family: str, vision: dict[str, Any], **config: Any) -> torch.nn.Module:
+    """Return a random model of class {family}ForConditionalGeneration, with a vision tower.
+
+    vision: the sizes of the tower that it does not share with the text model.
+    """
+    sizes = SIZES | {"tie_word_embeddings": False} | config
+    tower = {"depth": 1, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 1} | vision
+    kind = getattr(transformers, f"{family}Config")
+    made = getattr(transformers, f"{family}ForConditionalGeneration")(
+        kind(
+            text_config=sizes,
+            vision_config=tower,
+            tie_word_embeddings=False,
+            attn_implementation="eager",
+            **{f"{name}_token_id": 90 + i for i, name in enumerate(VISION_TOKENS)},
+        )
+    )
+    randomise(made.eval().float())
     return made
 
 
@@ -501,6 +526,31 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         norm_topk_prob=False,
         mlp_only_layers=[],
     ),
+    "qwen2vl": lambda: qwen_vl(
+        "Qwen2VL",
+        {"embed_dim": 32, "hidden_size": 32},
+        num_hidden_layers=2,
+        head_dim=None,
+        rope_parameters=PLAIN | {"mrope_section": [2, 3, 3]},
+        **HEADS,
+    ),
+    "qwen3vl": lambda: qwen_vl(
+        "Qwen3VL",
+        VISION_TOWER,
+        num_hidden_layers=2,
+        rope_parameters=PLAIN | {"mrope_section": [3, 3, 2], "mrope_interleaved": True},
+        **HEADS,
+    ),
+    "qwen3vlmoe": lambda: qwen_vl(
+        "Qwen3VLMoe",
+        VISION_TOWER,
+        num_hidden_layers=2,
+        rope_parameters=PLAIN | {"mrope_section": [3, 3, 2], "mrope_interleaved": True},
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        **HEADS,
+    ),
     "seedoss": lambda: model("SeedOss", num_hidden_layers=2),
     "smollm3": lambda: model("SmolLM3", num_hidden_layers=4, no_rope_layer_interval=4, **HEADS),
     "stablelm": lambda: model(
@@ -579,6 +629,12 @@ def exaone(state: State) -> State:
         "post_attention_layernorm": "ln_2",
     }
     return renamed(state, names)
+
+
+def qwen3vlmoe(state: State) -> State:
+    """Transpose the experts' matrices, which are published as [experts, columns, rows]."""
+    experts = {key: t.mT.contiguous() for key, t in state.items() if ".experts." in key}
+    return state | experts
 
 
 def internlm2(state: State) -> State:
@@ -665,6 +721,7 @@ PUBLISHED = {
             "dim_model_base": 32 / SCALES["logits_scaling"],
         }
     ),
+    "qwen3vlmoe": Published({}, qwen3vlmoe),
 }
 
 
