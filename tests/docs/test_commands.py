@@ -15,6 +15,8 @@ from present import absent
 NOT_RUN = {
     "make": "builds; CI runs its targets",
     "pip": "installs software; dev/wheels installs the wheels",
+    "ray": "starts processes that outlive the command",
+    "serve": "is Ray's, and needs a cluster",
     "docker": "needs a daemon, and a network to build",
     "export": "sets variables of the user's shell",
     "claude": "is another program",
@@ -39,6 +41,8 @@ def subcommand(command):
 def marks(command):
     words = shlex.split(command)
     needs = [pytest.mark.every] if subcommand(command) in LONG or "vulkan" in words else []
+    if subcommand(command) == "cluster" and "yaml" not in words:
+        return [pytest.mark.skip(reason="needs a Ray that runs; tests/cluster has tests with Ray")]
     missing = [name for name in ("vulkan", "cuda") if name in words and name in absent()]
     missing += ["a second GPU"] if "vulkan:0,vulkan:1" in words else []
     return needs + [pytest.mark.skip(reason=f"{name} does not work here") for name in missing]

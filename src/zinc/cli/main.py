@@ -29,6 +29,7 @@ COMMANDS = {
     "chat": "talk to a model in the terminal",
     "batch": "answer a file of requests in the form of OpenAI's batch API",
     "serve": "serve models over HTTP: the APIs of OpenAI, Anthropic, Ollama and llama.cpp",
+    "cluster": "serve replicas of the server on Ray, behind one address",
     "launch": "start a coding agent that uses a model of a server",
     "pull": "download a model by name",
     "list": "list the models on this machine",

@@ -11,6 +11,7 @@ SERVER = "server"
 STRUCTURED = "structured"
 HUB = "hub"
 CUDA = "cuda"
+RAY = "ray"
 
 
 def install_command(extra: str = "") -> str:

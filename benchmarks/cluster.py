@@ -1,0 +1,360 @@
+"""Measure a cluster: prefix hits by router, overhead, lost replicas, and a rolling update.
+
+    ray start --head --num-cpus 8
+    python benchmarks/cluster.py [--parts hits lost update] [--replicas 3] [--out FILE]
+
+`hits` runs conversations whose turns are interleaved at random, on one server and on clusters with
+each router; all have the same memory for the prefix cache together. The texts must be equal. `lost`
+kills a replica again and again under load, and `update` replaces all replicas under load. Requests
+must end with the whole answer or, when replicas are killed, with an error that can be retried. The
+last line of output is one JSON object. Exit status 1 if a text differs or a request hangs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zinc
+from zinc.core.processor import cpu_model
+
+WORDS = [
+    "river", "stone", "harbour", "evening", "letter", "garden", "window", "winter", "captain",
+    "silver", "forest", "market", "bridge", "morning", "story", "shadow", "valley", "music",
+    "teacher", "island", "summer", "doctor", "engine", "paper",
+]  # fmt: skip
+PORT = 18231
+TOKEN_BYTES = 4352  # of the demo model's KV cache, in Q8_0
+SYSTEM_WORDS, TURN_WORDS, ANSWER_TOKENS = 60, 56, 8
+PATIENCE_S = 180.0
+START_S = 120.0
+
+
+def words(count: int, seed: str) -> str:
+    """Return `count` random words."""
+    rng = random.Random(seed)
+    return " ".join(rng.choice(WORDS) for _ in range(count))
+
+
+@dataclass
+class Conversation:
+    """A conversation with its messages so far. texts: the answers."""
+
+    number: int
+    n_systems: int
+    messages: list[dict[str, str]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        system = words(SYSTEM_WORDS, f"system {self.number % self.n_systems}")
+        self.messages.append({"role": "system", "content": system})
+
+    def ask(self) -> None:
+        """Add the next message of the user."""
+        text = words(TURN_WORDS, f"turn {self.number} {len(self.texts)}")
+        self.messages.append({"role": "user", "content": text})
+
+    def take(self, text: str) -> None:
+        """Add an answer."""
+        self.messages.append({"role": "assistant", "content": text})
+        self.texts.append(text)
+
+
+def body(messages: list[dict[str, str]], stream: bool = False, tokens: int = ANSWER_TOKENS) -> str:
+    """Return a request body."""
+    more: dict[str, Any] = {"stream": True} if stream else {}
+    return json.dumps(
+        {"messages": messages, "temperature": 0, "max_tokens": tokens, "ignore_eos": True, **more}
+    )
+
+
+def post(text: str) -> tuple[int, dict[str, str], bytes]:
+    """Send a chat request; return status, headers and body."""
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=PATIENCE_S)
+    try:
+        connection.request("POST", "/v1/chat/completions", text)
+        reply = connection.getresponse()
+        return reply.status, {k.lower(): v for k, v in reply.getheaders()}, reply.read()
+    finally:
+        connection.close()
+
+
+def cluster(args: argparse.Namespace, *more: str) -> None:
+    """Run `zinc cluster up` with the benchmark's options."""
+    share = args.conversations * (SYSTEM_WORDS + args.turns * (TURN_WORDS + ANSWER_TOKENS + 24))
+    size = share * TOKEN_BYTES // args.replicas
+    subprocess.run(
+        [
+            sys.executable, "-m", "zinc", "cluster", "up", "--replicas", str(args.replicas),
+            "--cpus", "1", "--port", str(PORT), "--address", args.address,
+            "--cache-size", f"{size // 1024}K", "--max-waiting", "200", "--kv-dtype", "q8_0", *more,
+        ],
+        check=True,
+    )  # fmt: skip
+
+
+def stop(args: argparse.Namespace) -> None:
+    """Run `zinc cluster down`."""
+    command = [sys.executable, "-m", "zinc", "cluster", "down", "--address", args.address]
+    subprocess.run(command, check=False)
+
+
+@contextmanager
+def running(args: argparse.Namespace, router: str) -> Iterator[None]:
+    """Run a cluster with this router, or one server if `router` is "single"."""
+    if router != "single":
+        cluster(args, "--router", router)
+        try:
+            yield
+        finally:
+            stop(args)
+        return
+    share = args.conversations * (SYSTEM_WORDS + args.turns * (TURN_WORDS + ANSWER_TOKENS + 24))
+    server = subprocess.Popen(
+        [
+            sys.executable, "-m", "zinc", "serve", "--port", str(PORT), "--threads", "1",
+            "--cache-size", f"{share * TOKEN_BYTES // 1024}K", "--max-waiting", "200",
+            "--kv-dtype", "q8_0",
+        ],
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            with suppress(OSError):
+                if post(body([{"role": "user", "content": "hi"}]))[0] == 200:
+                    break
+            time.sleep(0.2)
+        yield
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def hits(args: argparse.Namespace, router: str) -> dict[str, Any]:
+    """Run all conversations; return hit rate, overhead and the texts."""
+    conversations = [Conversation(i, args.systems) for i in range(args.conversations)]
+    rng = random.Random(7)
+    left = {c.number: args.turns for c in conversations}
+    idle = set(left)
+    lock = threading.Lock()
+    counts: Counter[str] = Counter()
+    overhead: list[float] = []
+
+    def work() -> None:
+        while True:
+            with lock:
+                ready = sorted(number for number in idle if left[number])
+                if not any(left.values()):
+                    return
+                number = rng.choice(ready) if ready else None
+                if number is not None:
+                    idle.discard(number)
+                    left[number] -= 1
+            if number is None:
+                time.sleep(0.01)
+                continue
+            conversation = conversations[number]
+            conversation.ask()
+            status, headers, data = post(body(conversation.messages))
+            reply = json.loads(data)
+            assert status == 200, reply
+            conversation.take(reply["choices"][0]["message"]["content"])
+            usage = reply["usage"]
+            with lock:
+                idle.add(number)
+                counts["prompt"] += usage["prompt_tokens"]
+                counts["cached"] += usage["prompt_tokens_details"]["cached_tokens"]
+                counts[headers.get("x-zinc-replica", "single")] += 1
+                if "server-timing" in headers:
+                    overhead.append(float(headers["server-timing"].rpartition("=")[2]))
+
+    with running(args, router):
+        started = time.perf_counter()
+        with ThreadPoolExecutor(args.workers) as pool:
+            for each in [pool.submit(work) for _ in range(args.workers)]:
+                each.result()
+        seconds = time.perf_counter() - started
+        calm = [overhead_alone() for _ in range(args.alone)] if router != "single" else []
+    return {
+        "hit_rate": counts["cached"] / counts["prompt"],
+        "prompt_tokens": counts["prompt"],
+        "seconds": seconds,
+        "requests_by_replica": sorted(
+            (n for name, n in counts.items() if name not in ("prompt", "cached")), reverse=True
+        ),
+        "overhead_ms_under_load": statistics.median(overhead) if overhead else None,
+        "overhead_ms_alone": statistics.median(calm) if calm else None,
+        "texts": [c.texts for c in conversations],
+    }
+
+
+def overhead_alone() -> float:
+    """Return the milliseconds that the cluster adds to a request while nothing else runs."""
+    headers = post(body([{"role": "user", "content": words(40, "alone")}], tokens=1))[1]
+    return float(headers["server-timing"].rpartition("=")[2])
+
+
+class Load:
+    """Workers that send requests, half of them streams, and compare the texts with `expected`.
+
+    outcomes: how many requests ended in each way. errors: the first few other texts.
+    """
+
+    def __init__(self, n_workers: int) -> None:
+        self.prompts = [[{"role": "user", "content": words(30, f"load {i}")}] for i in range(8)]
+        self.expected = [self._whole(p) for p in self.prompts]
+        self.outcomes: Counter[str] = Counter()
+        self.errors: list[str] = []
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._work, args=(i,)) for i in range(n_workers)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _whole(self, prompt: list[dict[str, str]]) -> str:
+        data = json.loads(post(body(prompt, tokens=48))[2])
+        text: str = data["choices"][0]["message"]["content"]
+        return text
+
+    def _work(self, number: int) -> None:
+        rng = random.Random(number)
+        while not self._ended.is_set():
+            index, stream = rng.randrange(len(self.prompts)), rng.random() < 0.5
+            try:
+                status, _, data = post(body(self.prompts[index], stream, 48))
+                found = self._outcome(status, data, stream, self.expected[index])
+            except TimeoutError:
+                found = "hung"
+            except (OSError, http.client.HTTPException) as error:
+                found = "connection lost"
+                self.errors.append(repr(error))
+            self.outcomes[found] += 1
+
+    def _outcome(self, status: int, data: bytes, stream: bool, expected: str) -> str:
+        if status != 200:
+            self.errors.append(data[:200].decode(errors="replace"))
+            return "retryable error" if status in (429, 503) else f"status {status}"
+        if not stream:
+            text = json.loads(data)["choices"][0]["message"]["content"]
+            return "answer" if text == expected else "other text"
+        text, n_ends = "", 0
+        for line in data.decode().split("\n"):
+            if line == "data: [DONE]":
+                n_ends += 1
+            elif line.startswith("data: "):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    return "retryable error" if expected.startswith(text) else "other text"
+                for choice in event["choices"]:
+                    text += choice["delta"].get("content") or ""
+        return "answer" if (text, n_ends) == (expected, 1) else "other text"
+
+
+def lost(args: argparse.Namespace) -> dict[str, Any]:
+    """Kill a replica `args.kills` times under load; return the outcomes of the requests."""
+    import ray
+
+    cluster(args)
+    ray.init(address=args.address, log_to_driver=False, ignore_reinit_error=True)
+    n_killed = 0
+    try:
+        with Load(args.workers) as load:
+            while n_killed < args.kills:
+                time.sleep(args.pause)
+                with suppress(OSError, ValueError, KeyError):
+                    name = post(body(load.prompts[0], tokens=1))[1]["x-zinc-replica"]
+                    actor = f"SERVE_REPLICA::zinc#engine#{name}"
+                    ray.kill(ray.get_actor(actor, namespace="serve"))
+                    n_killed += 1
+            time.sleep(args.pause)
+        return {"killed": n_killed, **load.outcomes, "errors": load.errors[:5]}
+    finally:
+        stop(args)
+
+
+def update(args: argparse.Namespace) -> dict[str, Any]:
+    """Replace all replicas under load; return the outcomes of the requests."""
+    cluster(args)
+    try:
+        with Load(args.workers) as load:
+            time.sleep(args.pause)
+            started = time.perf_counter()
+            cluster(args, "--ttl", "100000")  # replicas with other options
+            seconds = time.perf_counter() - started
+            time.sleep(args.pause)
+        return {"update_seconds": seconds, **load.outcomes, "errors": load.errors[:5]}
+    finally:
+        stop(args)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {"lost": lost, "update": update}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--parts", nargs="+", default=["hits", *PARTS], choices=["hits", *PARTS])
+    parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument("--conversations", type=int, default=200)
+    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--systems", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--alone", type=int, default=100, help="requests that measure overhead")
+    parser.add_argument("--pause", type=float, default=4.0, help="seconds between two kills")
+    parser.add_argument("--address", default="auto", help="address of Ray")
+    parser.add_argument("--out", type=Path, help="file for the JSON object")
+    args = parser.parse_args()
+    found: dict[str, Any] = {
+        "version": zinc.__version__,
+        "cpu": cpu_model(),
+        "replicas": args.replicas,
+        "conversations": args.conversations,
+        "turns": args.turns,
+        "systems": args.systems,
+        "workers": args.workers,
+    }
+    is_good = True
+    if "hits" in args.parts:
+        runs = {router: hits(args, router) for router in ("single", "prefix", "load", "random")}
+        texts = {router: run.pop("texts") for router, run in runs.items()}
+        found["texts_equal"] = all(each == texts["single"] for each in texts.values())
+        is_good &= found["texts_equal"]
+        for run in runs.values():
+            run["of_single"] = run["hit_rate"] / runs["single"]["hit_rate"]
+        found["hits"] = runs
+    for part, measure in PARTS.items():
+        if part in args.parts:
+            found[part] = measure(args)
+            allowed = {"answer", "retryable error"} if part == "lost" else {"answer"}
+            numbers = {k for k, n in found[part].items() if isinstance(n, int)} - {"killed"}
+            is_good &= numbers <= allowed
+    if args.out is not None:
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found))
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""`zinc cluster`: replicas of the server on Ray, behind one address."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from zinc.cli import serve, usage
+from zinc.cli.text import plain, table
+from zinc.cli.usage import UsageError
+
+if TYPE_CHECKING:
+    from zinc.cluster.options import ClusterOptions
+
+_ACTIONS = ("up", "status", "down", "yaml")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "action",
+        choices=_ACTIONS,
+        help="up starts or updates the cluster, yaml prints its config for `serve deploy`",
+    )
+    serve.add_arguments(parser)
+    group = parser.add_argument_group("cluster", "docs/cluster.md describes them")
+    group.add_argument(
+        "--address",
+        default="auto",
+        metavar="HOST:PORT",
+        help="address of Ray (default: the Ray that runs on this machine)",
+    )
+    usage.add_number(group, "--replicas", usage.count, 1, "servers")
+    group.add_argument(
+        "--max-replicas",
+        type=usage.count,
+        metavar="N",
+        help="start more replicas up to this number when requests queue, and stop them later",
+    )
+    queue = "requests of a replica, on average, at which more are started"
+    usage.add_number(group, "--queue", usage.count, 4, queue)
+    group.add_argument(
+        "--cpus",
+        type=_share,
+        default=1.0,
+        metavar="X",
+        help="CPU cores of a replica, which runs as many threads (default: %(default)s)",
+    )
+    group.add_argument(
+        "--gpus", type=_share, default=0.0, metavar="X", help="GPUs of a replica (default: none)"
+    )
+    usage.add_number(group, "--fronts", usage.count, 1, "processes that forward requests")
+    group.add_argument(
+        "--drain",
+        type=_share,
+        default=300.0,
+        metavar="SECONDS",
+        help="time for running answers when a replica is replaced (default: %(default)s)",
+    )
+    group.add_argument(
+        "--router",
+        choices=("prefix", "load", "random"),
+        default="prefix",
+        help="how a replica is chosen: by cached prefix and load, by load, or at random "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--kuberay", metavar="IMAGE", help="yaml: print a RayService for KubeRay with this image"
+    )
+    usage.add_json(parser, "status: print JSON instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    serve.check_installed("cluster")
+    if args.action == "yaml":
+        from zinc.cluster.config_file import text
+
+        print(text(_options(args), args.host, args.port, args.kuberay), end="")
+        return 0
+    if args.action != "up" and (args.models or args.more_models):
+        raise UsageError(f"{args.action} takes no model: there is one cluster on a Ray")
+
+    from zinc.cluster.ray_version import check_ray
+
+    check_ray()
+    from zinc.cluster import control
+
+    options = _options(args) if args.action == "up" else None
+    dashboard = control.connect(args.address)
+    if options is not None:
+        control.up(options, args.host, args.port)
+        print(f"zinc: serving on http://{args.host}:{args.port}", file=sys.stderr)
+        if dashboard:
+            print(f"zinc: Ray's dashboard is on {dashboard}", file=sys.stderr)
+    elif args.action == "down":
+        control.down()
+    else:
+        return _print_status(control.status(dashboard), args.json)
+    return 0
+
+
+def _print_status(status: object, as_json: bool) -> int:
+    """Print the status; return 0 if the cluster runs."""
+    from zinc.cluster.control import Status
+
+    assert isinstance(status, Status)
+    if as_json:
+        json.dump(asdict(status), sys.stdout, indent=2)
+        print()
+    else:
+        states = ", ".join(f"{n} {state}" for state, n in status.replicas.states.items())
+        rows = [("state", status.state), ("replicas", states or "none")]
+        if status.message:
+            rows.append(("message", plain(status.message, 300)))
+        if status.dashboard:
+            rows.append(("dashboard", status.dashboard))
+        print(table(("cluster", ""), rows))
+    return 0 if status.state == "RUNNING" else 1
+
+
+def _options(args: argparse.Namespace) -> ClusterOptions:
+    from zinc.cluster.options import ClusterOptions, serve_options
+
+    return ClusterOptions(
+        serve=serve_options(args),
+        replicas=0 if args.max_replicas else args.replicas,
+        min_replicas=args.replicas,
+        max_replicas=args.max_replicas or args.replicas,
+        queue=args.queue,
+        cpus=args.cpus,
+        gpus=args.gpus,
+        fronts=args.fronts,
+        drain_s=args.drain,
+        router=args.router,
+    )
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+    return share

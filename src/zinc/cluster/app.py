@@ -1,0 +1,144 @@
+"""The Serve application: `build` is its entry for `zinc cluster up` and for config files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from zinc.cluster.front import Front, ReplicaLostError
+from zinc.cluster.messages import Forwarded, Part
+from zinc.cluster.options import ClusterOptions
+from zinc.cluster.replica import Replica
+from zinc.cluster.router import PrefixRouter
+from zinc.core.errors import ZincError
+from zinc.server.http import log
+
+APPLICATION, ENGINE, FRONT = "zinc", "engine", "front"
+_REPORT_S = 2.0  # between the sketches that a replica reports
+_MAX_ONGOING = 1000  # of a replica; its server refuses what exceeds --max-waiting
+_FRONT_ONGOING = 10_000
+_HEALTH_S = 5.0
+
+
+class ReplicaStartError(Exception):
+    """A replica cannot start; the text is one line for users."""
+
+
+class EngineDeployment:
+    """A replica of the server as a Serve deployment."""
+
+    async def __init__(self, options: Mapping[str, Any]) -> None:  # type: ignore[misc]
+        cluster = ClusterOptions.of(options)
+        name = serve.get_replica_context().replica_id.unique_id
+        try:
+            config = cluster.server_config()
+            log.set_up(config.json_log)
+            self._replica = Replica(name, config)
+            await self._replica.start()
+        except ZincError as error:
+            raise ReplicaStartError(error.in_options()) from None
+
+    async def answer(self, request: Forwarded) -> AsyncGenerator[Part]:
+        """Yield the parts of the answer to a request."""
+        async for part in self._replica.answer(request):
+            yield part
+
+    async def check_health(self) -> None:
+        """Raise ZincError if the replica cannot answer; Serve then replaces it."""
+        self._replica.check_health()
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Return what routers need to know."""
+        return self._replica.routing_stats()
+
+    async def __del__(self) -> None:
+        """Unload the models when Serve stops the replica."""
+        if hasattr(self, "_replica"):
+            await self._replica.close()
+
+
+class FrontDeployment:
+    """The front as a Serve deployment."""
+
+    def __init__(self, engine: DeploymentHandle, options: Mapping[str, Any]) -> None:
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)  # no line for each request
+        handle = engine.options(stream=True, method_name="answer")
+        cluster = ClusterOptions.of(options)
+        self._front = Front(_ServeReplicas(handle), cluster.max_body_bytes, cluster.separates_keys)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Return the application that Serve runs."""
+        return self._front
+
+
+class _ServeReplicas:
+    """The replicas behind a handle."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def answer(self, request: Forwarded) -> AsyncGenerator[Part]:
+        """Yield the parts of the answer of a replica. Raises ReplicaLostError."""
+        response = self._handle.remote(request)
+        is_done = False
+        try:
+            async for part in response:
+                yield part
+            is_done = True
+        except (RayError, RayServeException) as error:
+            is_done = True
+            raise ReplicaLostError from error
+        finally:
+            if not is_done:
+                response.cancel()
+
+
+def build(args: Mapping[str, Any]) -> Any:
+    """Return the Serve application for options as in `ClusterOptions`. Raises RequestError."""
+    options = ClusterOptions.of(args)
+    given = options.changed()
+    # Only what a replica reads is an argument of it: other changes need no new replicas.
+    replica = {name: given[name] for name in ("serve", "cpus", "gpus") if name in given}
+    engine = serve.deployment(EngineDeployment).options(
+        name=ENGINE,
+        num_replicas=options.replicas or None,
+        autoscaling_config=None if options.replicas else _autoscaling(options),
+        max_ongoing_requests=_MAX_ONGOING,
+        health_check_period_s=_HEALTH_S,
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=options.drain_s,
+        ray_actor_options={"num_cpus": options.cpus, "num_gpus": options.gpus},
+        request_router_config=RequestRouterConfig(
+            request_router_class=PrefixRouter,
+            request_router_kwargs={"mode": options.router},
+            request_routing_stats_period_s=_REPORT_S,
+        ),
+    )
+    front = serve.deployment(serve.ingress()(FrontDeployment)).options(
+        name=FRONT,
+        num_replicas=options.fronts,
+        max_ongoing_requests=_FRONT_ONGOING,
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=options.drain_s,
+        ray_actor_options={"num_cpus": 0},
+    )
+    return front.bind(engine.bind(replica), replica)
+
+
+def _autoscaling(options: ClusterOptions) -> AutoscalingConfig:
+    return AutoscalingConfig(
+        min_replicas=options.min_replicas,
+        max_replicas=options.max_replicas,
+        initial_replicas=options.min_replicas,
+        target_ongoing_requests=options.queue,
+        upscale_delay_s=5.0,
+        downscale_delay_s=300.0,
+    )

@@ -1,0 +1,47 @@
+"""Messages between the front, the router and the replicas of a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Message, Scope
+
+# Entries of an ASGI scope that can be sent to another process.
+_SENT = (
+    "type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "root_path",
+    "query_string", "headers", "client", "server",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """A request to a replica.
+
+    scope: of the ASGI request, without what cannot be sent. blocks: digests of its prompt. avoid:
+    names of replicas that should not get it.
+    """
+
+    scope: dict[str, Any]
+    body: bytes
+    blocks: bytes = b""
+    avoid: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a replica's answer: ASGI messages that were ready at the same time.
+
+    The first part has no messages; it says that the replica has begun. seconds: since then.
+    """
+
+    replica: str
+    seconds: float
+    messages: tuple[Message, ...] = ()
+
+
+def sendable(scope: Scope) -> dict[str, Any]:
+    """Return the entries of an ASGI scope that a replica needs."""
+    found = {name: scope[name] for name in _SENT if name in scope}
+    found["headers"] = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
+    return found

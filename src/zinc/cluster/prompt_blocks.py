@@ -1,0 +1,57 @@
+"""Digests of the text of prompts, by which a router finds the replica that has a prefix cached.
+
+The text is cut into blocks of `BLOCK_BYTES`. Each block's digest covers all blocks before it, like
+the digests of the prefix cache. Text instead of tokens is hashed, because the router then needs
+neither the tokenizer nor the chat template of a model. A conversation only grows at its end, so the
+blocks of a turn begin with those of the turn before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+BLOCK_BYTES = 256
+DIGEST_BYTES = 8
+MAX_BLOCKS = 1 << 13  # of a prompt; text beyond does not influence routing
+# Fields of all APIs that come before the messages in a rendered prompt, and then the messages.
+_FIELDS = ("tools", "functions", "system", "instructions", "messages", "input", "prompt")
+
+
+def prompt_blocks(body: bytes, namespace: bytes = b"") -> bytes:
+    """Return the digests of the prompt in a request body, `DIGEST_BYTES` for each full block.
+
+    namespace: prompts share digests only within it, as they share the prefix cache. Returns b"" for
+    a body without a prompt.
+    """
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return b""
+    if not isinstance(fields, dict):
+        return b""
+    owner = repr((fields.get("model"), fields.get("cache_salt"))).encode("utf-8", "replace")
+    parent = hashlib.blake2b(namespace + owner, digest_size=DIGEST_BYTES).digest()
+    text = b"".join(_text(fields))[: BLOCK_BYTES * MAX_BLOCKS]
+    digests = []
+    for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
+        block = text[start : start + BLOCK_BYTES]
+        parent = hashlib.blake2b(parent + block, digest_size=DIGEST_BYTES).digest()
+        digests.append(parent)
+    return b"".join(digests)
+
+
+def _text(fields: dict[str, Any]) -> Iterator[bytes]:
+    for name in _FIELDS:
+        value = fields.get(name)
+        items = value if isinstance(value, list) else [] if value is None else [value]
+        for item in items:
+            text = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
+            yield text.encode("utf-8", "replace")
+
+
+def split(digests: bytes) -> list[bytes]:
+    """Return the digests of a string of digests."""
+    return [digests[i : i + DIGEST_BYTES] for i in range(0, len(digests), DIGEST_BYTES)]

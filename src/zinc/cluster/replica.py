@@ -1,0 +1,121 @@
+"""A replica: the ASGI application of the server, called with whole requests instead of sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from typing import Any
+
+from starlette.types import Message
+
+from zinc.cluster.messages import Forwarded, Part
+from zinc.cluster.prompt_blocks import BLOCK_BYTES, split
+from zinc.cluster.routing import Sketch
+from zinc.core.errors import ZincError
+from zinc.server.app import Application
+from zinc.server.config import ServerConfig
+from zinc.server.http.responses import stop
+from zinc.server.runtime.entry import State
+
+REPORTED_BLOCKS = 1 << 14
+"""Most blocks of a reported sketch: 128 KB of digests for 4 MB of text."""
+
+_BYTES_PER_TOKEN = 4.0  # of text, until prompts have been counted
+
+
+class Replica:
+    """The server's application with its models. name: tells replicas apart."""
+
+    def __init__(self, name: str, config: ServerConfig) -> None:
+        self.name = name
+        self._application = Application(config)
+        self._running = AsyncExitStack()
+        self._sketch = Sketch(REPORTED_BLOCKS)
+        self._n_reports = 0
+        self._text_bytes = 0
+
+    async def start(self) -> None:
+        """Load the first model. Raises a ZincError."""
+        pool = await self._running.enter_async_context(self._application.started())
+        try:
+            await pool.until_started()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End all answers and unload the models."""
+        await self._running.aclose()
+
+    def check_health(self) -> None:
+        """Raise ZincError if no model of this replica can answer."""
+        pool = self._application.pool
+        if pool is None or all(each.state is State.FAILED for each in pool.entries.values()):
+            raise ZincError("the replica has no model that can answer")
+
+    async def answer(self, request: Forwarded) -> AsyncGenerator[Part]:
+        """Yield the parts of the answer to a request. Closing the generator cancels the request."""
+        started = time.perf_counter()
+        yield Part(self.name, 0.0)
+        if self.name in request.avoid:  # all replicas have had the request
+            return
+        blocks = split(request.blocks)
+        if blocks:
+            self._text_bytes += len(blocks) * BLOCK_BYTES
+            self._sketch.capacity = min(REPORTED_BLOCKS, self._cached_blocks())
+            self._sketch.add(blocks)
+        ready: asyncio.Queue[Message | None] = asyncio.Queue()
+        gone = asyncio.Event()
+        body: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
+
+        async def receive() -> Message:
+            if body:
+                return body.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            ready.put_nowait(message)
+
+        async def run() -> None:
+            try:
+                await self._application.asgi({**request.scope}, receive, send)
+            finally:
+                ready.put_nowait(None)
+
+        task = asyncio.create_task(run())
+        try:
+            is_open = True
+            while is_open:
+                messages = [await ready.get()]
+                while not ready.empty():
+                    messages.append(ready.get_nowait())
+                is_open = None not in messages
+                seconds = time.perf_counter() - started
+                found = tuple(message for message in messages if message is not None)
+                yield Part(self.name, seconds, found)
+            await task
+        finally:
+            gone.set()
+            await stop([task])
+
+    def routing_stats(self) -> dict[str, Any]:
+        """Return the sketch of the prefix cache for routers."""
+        self._n_reports += 1
+        return {"number": self._n_reports, "blocks": self._sketch.newest(REPORTED_BLOCKS)}
+
+    def _cached_blocks(self) -> int:
+        """Return how many blocks of text the prefix cache of the first model has room for."""
+        pool = self._application.pool
+        model = None if pool is None else pool.default.model
+        if model is None:
+            return REPORTED_BLOCKS
+        counted = self._application.metrics.prompt_tokens.value(model.name)
+        per_token = self._text_bytes / counted if counted else _BYTES_PER_TOKEN
+        engine = model.llm.engine
+        n_tokens = engine.pool.block_tokens * max(
+            (a.n_blocks for a in engine.allocators), default=0
+        )
+        return int(n_tokens * per_token) // BLOCK_BYTES

@@ -1,0 +1,103 @@
+"""Choice of a replica: the longest cached prefix first, then the least load.
+
+A `Sketch` is the set of prompt blocks that a replica probably has in its prefix cache. Replicas
+report theirs every few seconds. A router adds the prompts that it sends in between, so the next
+turn of a conversation finds its replica at once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+
+from zinc.cluster.prompt_blocks import split
+
+SLACK = 8
+"""Requests by which a replica may be busier than the least busy one and still be preferred."""
+
+_RECENT_REPORTS = 2  # reports that a prompt may be missing from, as it is not processed yet
+
+
+class Sketch:
+    """A set of at most `capacity` block digests; the least recently used ones are dropped."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._blocks: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def add(self, blocks: Iterable[bytes]) -> None:
+        """Add the blocks of a prompt."""
+        # In reverse, so that the end of a prompt is dropped before its beginning.
+        for block in reversed(list(blocks)):
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > max(0, self.capacity):
+            self._blocks.popitem(last=False)
+
+    def n_matching(self, blocks: Sequence[bytes]) -> int:
+        """Return how many of the first `blocks` are in this sketch without a gap."""
+        return next((i for i, b in enumerate(blocks) if b not in self._blocks), len(blocks))
+
+    def newest(self, count: int) -> bytes:
+        """Return the digests of the `count` most recently used blocks, oldest first."""
+        return b"".join(list(self._blocks)[-count:])
+
+
+class RoutingTable:
+    """The sketches of all replicas, by the name of the replica.
+
+    capacity: most blocks of a sketch. slack: see `SLACK`.
+    """
+
+    def __init__(self, capacity: int, slack: int = SLACK) -> None:
+        self._capacity, self._slack = capacity, slack
+        self._sketches: dict[str, Sketch] = {}
+        self._reports: dict[str, int] = {}
+        self._recent: dict[str, list[list[list[bytes]]]] = {}
+
+    def report(self, replica: str, number: int, blocks: bytes) -> None:
+        """Take the sketch that a replica reports; `number` grows with each report of a replica."""
+        if self._reports.get(replica) == number:
+            return
+        self._reports[replica] = number
+        recent = [*self._recent.get(replica, []), []][-_RECENT_REPORTS:]
+        self._recent[replica] = recent
+        sketch = self._sketches[replica] = Sketch(self._capacity)
+        sketch.add(reversed(split(blocks)))
+        for prompts in recent:
+            for prompt in prompts:
+                sketch.add(prompt)
+
+    def sent(self, replica: str, blocks: Sequence[bytes]) -> None:
+        """Note that a prompt was sent to a replica."""
+        self._sketches.setdefault(replica, Sketch(self._capacity)).add(blocks)
+        self._recent.setdefault(replica, [[]])[-1].append(list(blocks))
+
+    def keep(self, replicas: Iterable[str]) -> None:
+        """Forget all replicas but these."""
+        for gone in self._sketches.keys() - set(replicas):
+            del self._sketches[gone]
+            self._reports.pop(gone, None)
+            self._recent.pop(gone, None)
+
+    def rank(
+        self, loads: Mapping[str, int], blocks: Sequence[bytes], avoid: Iterable[str] = ()
+    ) -> list[str]:
+        """Return the replicas of `loads`, the best one for a prompt first.
+
+        loads: running and waiting requests of each replica. avoid: replicas that come last. A
+        replica that is much busier than another one is preferred for no prefix.
+        """
+        avoided = set(avoid)
+        least = min((n for name, n in loads.items() if name not in avoided), default=0)
+
+        def order(name: str) -> tuple[bool, int, int, str]:
+            sketch = self._sketches.get(name)
+            is_busy = loads[name] > least + self._slack
+            found = 0 if sketch is None or is_busy else sketch.n_matching(blocks)
+            return name in avoided, -found, loads[name], name
+
+        return sorted(loads, key=order)

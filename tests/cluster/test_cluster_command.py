@@ -1,0 +1,170 @@
+"""Tests of `zinc cluster`: options, config files, errors, and a cluster if Ray is installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server.serving import backend
+
+import zinc
+from zinc.cli.main import main
+from zinc.cluster import config_file
+from zinc.cluster.options import ClusterOptions
+from zinc.core.errors import RequestError
+
+SOURCE = Path(zinc.__file__).parent.parent
+
+
+def without(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
+    """Pretend that Ray is installed in this version, or not at all."""
+
+    def found(name: str) -> str:
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr("zinc.cluster.ray_version.importlib.metadata.version", found)
+
+
+@pytest.mark.parametrize("action", ["up", "status", "down"])
+def test_without_ray_there_is_one_sentence(monkeypatch, capsys, action):
+    without(monkeypatch, None)
+    assert main(["cluster", action]) == 1
+    assert capsys.readouterr().err == (
+        "zinc: a cluster needs Ray: it is not installed. Install it with: pip install "
+        "'zinc-llm[ray]'.\n"
+    )
+
+
+@pytest.mark.parametrize("version", ["2.59.1", "2.61.0", "3.0.0", "2.6.0"])
+def test_another_ray_is_refused(monkeypatch, capsys, version):
+    without(monkeypatch, version)
+    assert main(["cluster", "up"]) == 1
+    error = capsys.readouterr().err
+    assert f"Ray {version} is installed, and zinc needs Ray 2.60" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["up", "--cpus", "0"], "a replica needs a share of a machine"),
+        (["up", "--ollama"], "a cluster cannot use --ollama"),
+        (["up", "--batch-dir", "x"], "a cluster cannot use --batch-dir"),
+        (["up", "--replicas", "3", "--max-replicas", "2"], "--max-replicas is less"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(monkeypatch, capsys, words, text):
+    words[0] = "yaml"
+    assert main(["cluster", *words]) == 1
+    assert text in capsys.readouterr().err
+
+
+def test_status_takes_no_model(capsys):
+    assert main(["cluster", "status", "qwen3:8b"]) == 2
+    assert "takes no model" in capsys.readouterr().err
+
+
+def test_the_config_file_has_the_options_that_differ(capsys):
+    words = ["a.gguf", "--context", "2048", "--replicas", "3", "--api-key", "k", "--port", "81"]
+    assert main(["cluster", "yaml", *words]) == 0
+    given = parsed(capsys.readouterr().out)
+    application = given["applications"][0]
+    assert given["http_options"] == {"host": "127.0.0.1", "port": 81}
+    assert application["import_path"] == "zinc.cluster.app:build"
+    options = ClusterOptions.of(application["args"])
+    assert options.replicas == 3
+    assert (options.serve["models"], options.serve["context"]) == (["a.gguf"], 2048)
+    assert options.separates_keys
+
+
+def test_kuberay_gets_the_same_config():
+    options = ClusterOptions(serve={"context": 4096}, replicas=0, max_replicas=5, gpus=1)
+    service = parsed(config_file.text(options, "0.0.0.0", 8000, "zinc:1"))
+    assert parsed(service["spec"]["serveConfigV2"]) == parsed(
+        config_file.text(options, "0.0.0.0", 8000)
+    )
+    group = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    assert (group["minReplicas"], group["maxReplicas"]) == (1, 5)
+    container = group["template"]["spec"]["containers"][0]
+    assert container["image"] == "zinc:1"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def parsed(text: str) -> Any:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    return yaml.safe_load(text)
+
+
+def test_unknown_names_in_a_config_file_are_refused():
+    with pytest.raises(RequestError, match="no option 'replica' of a cluster"):
+        ClusterOptions.of({"replica": 2})
+    with pytest.raises(RequestError, match="no option 'ctx' of `zinc serve`"):
+        ClusterOptions.of({"serve": {"ctx": 2}}).server_config()
+
+
+def test_a_replica_has_the_threads_of_its_share_and_the_server_s_options():
+    given = {"context": 1024, "max_waiting": 7, "pull": True}
+    config = ClusterOptions(serve=given, cpus=2.5).server_config()
+    assert (config.load.threads, config.load.context, config.max_waiting) == (2, 1024, 7)
+    assert not config.allow_pull
+    assert ClusterOptions(serve={"threads": 5}).server_config().load.threads == 5
+
+
+@pytest.mark.every
+def test_a_cluster_of_two_replicas_answers(tmp_path):
+    pytest.importorskip("ray", reason="Ray is not installed")
+    ray = Path(sys.executable).with_name("ray")
+    address = f"127.0.0.1:{26_400 + os.getpid() % 1000}"
+    port = 27_500 + os.getpid() % 1000
+    env = {**os.environ, "PYTHONPATH": str(SOURCE), "RAY_USAGE_STATS_ENABLED": "0"}
+    start = subprocess.Popen(
+        [
+            str(ray), "start", "--head", "--block", "--num-cpus", "3", "--port",
+            address.rpartition(":")[2], "--object-store-memory", "100000000",
+            "--include-dashboard", "false",
+        ],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+    def zinc_cluster(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "zinc", "cluster", *words, "--address", address]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    try:
+        until = time.monotonic() + 60
+        while "cannot connect" in zinc_cluster("status").stderr and time.monotonic() < until:
+            time.sleep(0.5)
+        failed = zinc_cluster("up", "--replicas", "5")
+        assert "there is no room for 5 replicas" in failed.stderr
+        missing = zinc_cluster("up", str(tmp_path / "missing.gguf"))
+        assert missing.returncode == 1
+        assert "a replica cannot start" in missing.stderr
+        assert "missing.gguf" in missing.stderr
+        assert missing.stderr.count("\n") == 1
+        options = ["--replicas", "2", "--port", str(port), "--backend", backend()]
+        done = zinc_cluster("up", *options)
+        assert done.returncode == 0, done.stderr
+        status = json.loads(zinc_cluster("status", "--json").stdout)
+        assert status["replicas"]["states"] == {"RUNNING": 2}
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+        for _ in range(3):
+            with urllib.request.urlopen(url, json.dumps(body).encode(), 60) as reply:
+                assert json.load(reply)["usage"]["completion_tokens"] == 4
+        assert zinc_cluster("down").returncode == 0
+        assert "no cluster is running" in zinc_cluster("status").stderr
+    finally:
+        start.terminate()
+        start.wait(60)

@@ -1,0 +1,260 @@
+"""Tests of the front and the replica in one process, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
+from server.serving import LOAD, MODEL
+
+from zinc.cluster.front import Front, ReplicaLostError
+from zinc.cluster.merged_metrics import merge
+from zinc.cluster.messages import Forwarded, Part
+from zinc.cluster.replica import Replica
+from zinc.server.config import ModelSource, ServerConfig
+
+CHAT = {"messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 0}
+
+
+class Local:
+    """Replicas of this process. lost: replicas that are lost before this many parts, by name."""
+
+    def __init__(self, replicas: list[Replica]) -> None:
+        self.replicas = replicas
+        self.lost: dict[str, int] = {}
+        self.asked: list[str] = []
+
+    async def answer(self, request: Forwarded) -> AsyncGenerator[Part]:
+        free = [r for r in self.replicas if r.name not in request.avoid]
+        replica = (free or self.replicas)[0]
+        self.asked.append(replica.name)
+        n_parts = 0
+        async with aclosing(replica.answer(request)) as parts:
+            async for part in parts:
+                if self.lost.get(replica.name) == n_parts:
+                    self.replicas.remove(replica)
+                    raise ReplicaLostError
+                n_parts += 1
+                yield part
+
+
+class Reply:
+    """A response. messages: as the front sent them."""
+
+    def __init__(self, messages: list[dict[str, Any]]) -> None:
+        self.messages = messages
+        self.status = messages[0]["status"] if messages else 0
+        self.body = b"".join(m.get("body", b"") for m in messages)
+        self.headers = (
+            {} if not messages else {k.decode(): v.decode() for k, v in messages[0]["headers"]}
+        )
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+async def call(
+    front: Front, method: str, path: str, body: object = None, gone: asyncio.Event | None = None
+) -> Reply:
+    data = b"" if body is None else json.dumps(body).encode()
+    received = [{"type": "http.request", "body": data, "more_body": False}]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if received:
+            return received.pop()
+        await (gone or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": method, "path": path, "raw_path": path.encode(),
+        "query_string": b"", "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 9),
+        "server": ("127.0.0.1", 80), "http_version": "1.1", "scheme": "http", "root_path": "",
+        "unsendable": object(),
+    }  # fmt: skip
+    await front(scope, receive, send)
+    return Reply(sent)
+
+
+@asynccontextmanager
+async def cluster(count: int = 2, **settings: Any) -> AsyncGenerator[tuple[Front, Local]]:
+    replicas = []
+    for number in range(count):
+        config = ServerConfig((ModelSource(MODEL, None),), LOAD, **settings)
+        replicas.append(Replica(f"r{number}", config))
+        await replicas[-1].start()
+    local = Local(list(replicas))
+    try:
+        yield Front(local, 1 << 20, pause_s=0.0), local
+    finally:
+        for each in replicas:
+            await each.close()
+
+
+def test_all_apis_answer_and_lost_replicas_are_replaced():
+    """One test, because each replica loads a model."""
+    asyncio.run(_all_apis_answer())
+
+
+async def _all_apis_answer() -> None:
+    async with cluster(3) as (front, local):
+        ask = {**CHAT, "max_tokens": 12}
+        expected = await call(front, "POST", "/v1/chat/completions", ask)
+        assert expected.status == 200
+        assert expected.headers["x-zinc-replica"] == "r0"
+        assert float(expected.headers["server-timing"].removeprefix("cluster;dur=")) >= 0
+        text = expected.json["choices"][0]["message"]["content"]
+        message = (await call(front, "POST", "/v1/messages", ask)).json
+        assert message["content"][0]["text"] == text
+        assert (await call(front, "POST", "/api/chat", {**CHAT, "model": "x"})).status == 200
+        assert (await call(front, "GET", "/health")).json == {"status": "ok"}
+        await _responses_are_found(front, local)
+        await _metrics_are_merged(front)
+        await _a_stream_that_was_begun_ends_with_an_error(front, local)
+        await _a_request_of_a_lost_replica_is_repeated(front, local, text)
+
+
+async def _responses_are_found(front: Front, local: Local) -> None:
+    local.replicas.reverse()
+    made = await call(front, "POST", "/v1/responses", {"input": "Hi", "max_output_tokens": 16})
+    assert made.headers["x-zinc-replica"] == "r2"
+    local.replicas.reverse()
+    path = f"/v1/responses/{made.json['id']}"
+    assert (await call(front, "GET", path)).json["id"] == made.json["id"]
+    more = {"input": "More", "previous_response_id": made.json["id"], "max_output_tokens": 16}
+    assert (await call(front, "POST", "/v1/responses", more)).headers["x-zinc-replica"] == "r2"
+    local.asked.clear()
+    missing = await call(front, "GET", "/v1/responses/resp_missing")
+    assert missing.status == 404
+    assert local.asked == ["r0", "r1", "r2", "r0"]
+
+
+async def _metrics_are_merged(front: Front) -> None:
+    reply = await call(front, "GET", "/metrics")
+    lines = reply.body.decode().splitlines()
+    assert reply.headers["content-length"] == str(len(reply.body))
+    for name in ("r0", "r1", "r2"):
+        assert f'zinc_model_loaded{{replica="{name}",model="{MODEL}"}} 1' in lines
+    assert len(lines) == len(set(lines))
+
+
+async def _a_stream_that_was_begun_ends_with_an_error(front: Front, local: Local) -> None:
+    for path, mark in (
+        ("/v1/chat/completions", b'data: {"error":{"message":"the replica that answered was lost'),
+        ("/v1/messages", b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"'),
+        ("/api/chat", b'{"error":"the replica that answered was lost'),
+    ):
+        replicas, local.lost = list(local.replicas), {"r0": 4}
+        local.asked.clear()
+        more = {"model": "x", "stream": True, "options": {"num_predict": 200}}
+        if not path.startswith("/api"):
+            more = {"stream": True, "max_tokens": 200}
+        reply = await call(front, "POST", path, {**CHAT, **more})
+        assert reply.status == 200
+        assert mark in reply.body
+        assert not reply.messages[-1].get("more_body", False)
+        assert local.asked == ["r0"]
+        local.replicas[:], local.lost = replicas, {}
+
+
+async def _a_request_of_a_lost_replica_is_repeated(front: Front, local: Local, text: str) -> None:
+    local.asked.clear()
+    local.lost = {"r0": 1, "r1": 0}
+    ask = {**CHAT, "max_tokens": 12}
+    reply = await call(front, "POST", "/v1/chat/completions", ask)
+    assert local.asked == ["r0", "r1", "r2"]
+    assert reply.json["choices"][0]["message"]["content"] == text
+    assert [m["type"] for m in reply.messages].count("http.response.start") == 1
+
+
+class Scripted:
+    """Replicas that answer with prepared parts; an exception is raised."""
+
+    def __init__(self, *steps: Part | Exception | None) -> None:
+        self.steps = steps
+        self.n_calls = 0
+
+    async def answer(self, request: Forwarded) -> AsyncGenerator[Part]:
+        self.n_calls += 1
+        for step in self.steps:
+            if step is None:
+                await asyncio.Event().wait()
+            elif isinstance(step, Exception):
+                raise step
+            else:
+                yield step
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/metrics", "/models/load"])
+def test_a_client_gets_a_retryable_error_when_no_replica_answers(path):
+    front = Front(Scripted(ReplicaLostError()), 1 << 20, pause_s=0.0)
+    reply = asyncio.run(call(front, "POST", path, CHAT))
+    assert reply.status == 503
+    assert reply.headers["retry-after"] == "1"
+    assert reply.json["error"]["code"] == "replica_lost"
+
+
+def test_a_request_that_no_replica_begins_ends():
+    replicas = Scripted(None)
+    reply = asyncio.run(call(Front(replicas, 1 << 20, start_s=0.01), "POST", "/completion", CHAT))
+    assert (reply.status, replicas.n_calls) == (503, 1)
+    assert reply.json["error"]["code"] == "no_replica"
+
+
+def test_a_body_that_is_too_large_is_refused():
+    reply = asyncio.run(call(Front(Scripted(), 100), "POST", "/completion", {"prompt": "x" * 100}))
+    assert reply.status == 413
+
+
+def test_closing_an_answer_cancels_its_sequence():
+    async def run() -> None:
+        config = ServerConfig((ModelSource(MODEL, None),), LOAD)
+        replica = Replica("r", config)
+        await replica.start()
+        pool = replica._application.pool
+        assert pool is not None
+        model = pool.default.model
+        assert model is not None
+        body = json.dumps({**CHAT, "stream": True, "ignore_eos": True, "max_tokens": 3000}).encode()
+        scope = {
+            "type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [],
+            "query_string": b"", "http_version": "1.1", "scheme": "http", "client": ("x", 1),
+        }  # fmt: skip
+        scope["headers"] = [(b"host", b"localhost")]
+        async with aclosing(replica.answer(Forwarded(scope, body))) as parts:
+            n_parts = 0
+            async for _ in parts:
+                n_parts += 1
+                if n_parts == 4:
+                    assert len(model.runner.live) == 1
+                    break
+        async with asyncio.timeout(30):
+            while model.runner.live:
+                await asyncio.sleep(0.01)
+        await replica.close()
+
+    asyncio.run(run())
+
+
+def test_metrics_of_replicas_are_merged_by_family():
+    text = (
+        "# HELP a Things.\n# TYPE a counter\na 1\n"
+        "# HELP h Times.\n# TYPE h histogram\n"
+        'h_bucket{model="m",le="+Inf"} 2\nh_sum{model="m"} 0.5\nh_count{model="m"} 2\n'
+    )
+    assert merge({"x": text, "y": text}) == (
+        '# HELP a Things.\n# TYPE a counter\na{replica="x"} 1\na{replica="y"} 1\n'
+        "# HELP h Times.\n# TYPE h histogram\n"
+        'h_bucket{replica="x",model="m",le="+Inf"} 2\nh_sum{replica="x",model="m"} 0.5\n'
+        'h_count{replica="x",model="m"} 2\n'
+        'h_bucket{replica="y",model="m",le="+Inf"} 2\nh_sum{replica="y",model="m"} 0.5\n'
+        'h_count{replica="y",model="m"} 2\n'
+    )
