@@ -18,7 +18,10 @@ from zinc.server.config import ServerConfig
 # Options of `zinc serve` that need one server on one machine, and what to use instead.
 _REFUSED = {
     "ollama": ("a cluster has one port", "point Ollama clients at it"),
-    "batch_dir": ("each replica would have its own files", "use zinc.cluster.batch"),
+    "batch_dir": (
+        "each replica would have its own files",
+        "use `zinc.cluster.batch` from Python",
+    ),
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from typing import Any
 
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
 from zinc.cluster.messages import Forwarded, Part
 from zinc.cluster.prompt_blocks import BLOCK_BYTES, split
@@ -54,6 +54,11 @@ class Replica:
         pool = self._application.pool
         if pool is None or all(each.state is State.FAILED for each in pool.entries.values()):
             raise ZincError("the replica has no model that can answer")
+
+    @property
+    def inside(self) -> ASGIApp:
+        """The application for requests from within, without access checks."""
+        return self._application.inside
 
     async def answer(self, request: Forwarded) -> AsyncGenerator[Part]:
         """Yield the parts of the answer to a request. Closing the generator cancels the request."""

@@ -56,6 +56,11 @@ class Journal:
         """Return whether the row with `custom_id` is done."""
         return digest(custom_id) in self._ids
 
+    @property
+    def ids(self) -> frozenset[bytes]:
+        """The digests of the custom ids of rows that are done."""
+        return frozenset(self._ids)
+
     def has_line(self, number: int) -> bool:
         """Return whether a line of the input without a usable custom_id is done."""
         return number in self._lines

@@ -105,14 +105,7 @@ class BatchRun:
         return None
 
     async def _answer(self, row: Row) -> None:
-        reply = await self.send(row)
-        n_unavailable = 0
-        while reply.status in (_BUSY, _UNAVAILABLE):
-            n_unavailable += reply.status == _UNAVAILABLE
-            if n_unavailable == _MAX_UNAVAILABLE:
-                break
-            await asyncio.sleep(min(_MAX_WAIT_S, reply.retry_after_s))
-            reply = await self.send(row)
+        reply = await answered(row, self.send)
         usage = reply.body.get("usage") if isinstance(reply.body, dict) else None
         if usage:
             self.counts.prompt_tokens += usage.get("prompt_tokens", 0)
@@ -123,6 +116,19 @@ class BatchRun:
         self.journal.append(line)
         self.counts.done += 1
         self.counts.failed += failed
+
+
+async def answered(row: Row, send: Send) -> Reply:
+    """Return the reply to a row; send it again while the server is busy."""
+    reply = await send(row)
+    n_unavailable = 0
+    while reply.status in (_BUSY, _UNAVAILABLE):
+        n_unavailable += reply.status == _UNAVAILABLE
+        if n_unavailable == _MAX_UNAVAILABLE:
+            break
+        await asyncio.sleep(min(_MAX_WAIT_S, reply.retry_after_s))
+        reply = await send(row)
+    return reply
 
 
 async def _first_done(tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
