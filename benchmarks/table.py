@@ -30,6 +30,8 @@ VULKAN = {
     "Qwen3 8B Q4_K_M, Q8_0 keys and values": "vulkan-h200-qwen3-8b-q8_0.json",
     "Qwen3.6 35B-A3B Q4_K_M": "vulkan-h200-qwen36-35b-a3b.json",
 }
+# Files of gpu.py --rows on one NVIDIA H100, by backend.
+ROWS = {"CUDA": "cuda-h100-rows.json", "Vulkan": "vulkan-h100-rows.json"}
 # The file of compare_gpu.py, its device, and titles of its shapes.
 GPU_COMPARISON = "gpu-compare-h100.json"
 GPU_NAME = "NVIDIA H100"
@@ -140,15 +142,29 @@ def cuda() -> str:
     """Return the table of zinc and llama.cpp on a GPU."""
     rows = []
     for shape in gpu_comparison()["shapes"]:
-        zinc = shape["zinc"]
+        zinc = shape["zinc"]["steps"]
+        decode = zinc["shapes"][0]["decode"]
         decodes = [row["name"] for row in shape["rows"] if row["name"].startswith("decode")]
-        reads = {name: step["gb_per_s"] for name, step in zip(decodes, zinc["decode"], strict=True)}
+        reads = {name: step["gb_per_s"] for name, step in zip(decodes, decode, strict=True)}
         for row in shape["rows"]:
             share = reads.get(row["name"], 0) / zinc["read_gb_per_s"]
             rates = (f"{row[name]:,.0f}" for name in ("zinc", "llama.cpp"))
             title = f"{GPU_MODELS[shape['shape']]}, {row['name']}"
             rows.append([title, *rates, f"**{row['ratio']:.2f}**", f"{share:.0%}" if share else ""])
     return table(("tokens/s", "zinc", "llama.cpp", "ratio", "of reads"), rows)
+
+
+def rows() -> str:
+    """Return the table of steps of several rows, in multiples of a step of one row."""
+    found, counts = [], list[int]()
+    for backend, name in ROWS.items():
+        for shape in json.loads((RESULTS / name).read_text())["shapes"]:
+            first, *steps = shape["row_steps"]
+            counts = [step["rows"] for step in steps]
+            shares = [f"{step['one_row_steps']:.2f}" for step in steps]
+            title = f"{GPU_MODELS[shape['shape']]}, {backend}"
+            found.append([title, f"{first['step_us'] / 1e3:.2f} ms", *shares])
+    return table(["rows of a step", "1", *map(str, counts)], found)
 
 
 def vulkan() -> str:
@@ -180,7 +196,7 @@ def engine() -> str:
     return table(["tokens/s", *columns], rows)
 
 
-SECTIONS = {"cpu": cpu, "cuda": cuda, "vulkan": vulkan, "engine": engine}
+SECTIONS = {"cpu": cpu, "cuda": cuda, "rows": rows, "vulkan": vulkan, "engine": engine}
 
 
 def main() -> int:

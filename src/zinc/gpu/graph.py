@@ -71,7 +71,6 @@ def dispatch_graph(
     after: list[set[int]] = []  # launches that each launch waits for
     scratch: list[tuple[int, int, int]] = []  # in use: launch, start, end
     for i, launch in enumerate(plan.launches):
-        at.scratch.taken.clear()
         lowered.append(kernels.lower(launch, at, bucket))
         taken = list(at.scratch.taken)
         reused = {j for j, a, b in scratch for start, end in taken if a < end and start < b}

@@ -103,7 +103,11 @@ class KernelSet:
     stores_blocks: frozenset[str] = frozenset()
 
     def lower(self, launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-        """Return the dispatches of a launch in a step of `bucket`. Raises UnsupportedError."""
+        """Return the dispatches of a launch in a step of `bucket`. Raises UnsupportedError.
+
+        `at.scratch.taken` then lists the scratch memory of this launch.
+        """
+        at.scratch.taken.clear()
         if not bucket.rows(launch.dim) or not bucket.runs(launch):
             return []
         try:

@@ -132,8 +132,8 @@ class ScratchAllocator:
 
     `new_memory(n_bytes)` returns the address of memory that stays allocated, because recorded
     dispatches use it even after a larger ring has replaced it. `taken` lists the address ranges
-    handed out since the caller last cleared it: a launch whose range overlaps the range of an
-    earlier launch must wait for that launch.
+    of the launch that was lowered last: a launch whose range overlaps the range of an earlier
+    launch must wait for that launch.
     """
 
     def __init__(self, new_memory: Callable[[int], int]) -> None:

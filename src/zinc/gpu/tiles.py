@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zinc.gpu.features import MATRIX_SIDE, NARROW_SIDE, Features
+from zinc.gpu.features import Features
 from zinc.gpu.packing import FLOATS, UNIT
 from zinc.gpu.tuned import TileKey
 
@@ -23,11 +23,14 @@ INVARIANT_BATCH = 4
 # Measured on an H200:
 MAX_GEMV_ROWS = 32  # up to this many rows of x, several passes of GEMV are faster than GEMM
 MANY_ROWS = 1 << 15  # weight rows that keep every compute unit busy with any tile
+# Waves of a compute unit, each with 8 rows of x: so many that rows need no split, and so few that
+# waves take fewer weight rows.
+WAVES_OF_EIGHT = (15, 4)
 LONG_ROW = 8  # units a lane; rows at least that long are split among all waves
 FEW_SLOTS = 32  # slots of an expert in a GEMM tile
 
 # GEMM with few rows of x on cooperative matrices:
-MAX_FEW_GEMV_ROWS = 4  # up to this many rows of x, GEMV is faster
+MAX_FEW_GEMV_ROWS = 16  # up to this many rows of x, GEMV is faster
 MAX_FEW_ROWS = 64
 STEP_COLS, STAGED_ROW_BYTES = 64, 144  # columns of a step, bytes of a row (gemm_matrices.slang)
 MANY_TILE_ROWS = 96  # weight rows for each compute unit from which tiles of 128 rows fill it
@@ -88,6 +91,8 @@ def _gemv_rows(features: Features, rows: int, units: int, n_x: int, weights: int
     batch = _batch(features, n_x)
     if features.subgroup < 16:  # a CPU runs waves one after another; compile one kernel for all
         return GemvTile(waves=4, split=2, rows=1, batch=2, deep=2)
+    if batch == MAX_BATCH and features.narrow_matrix:
+        return _gemv_eight(features, rows * _ceil_div(n_x, batch), units, weights)
     waves = 8 if features.subgroup <= 32 else 4
     steps = max(1, units // features.subgroup)  # units a lane if one wave takes a whole row
     if batch == 1 and rows >= MANY_ROWS:
@@ -108,6 +113,20 @@ def _gemv_rows(features: Features, rows: int, units: int, n_x: int, weights: int
     while split < waves and rows * split < enough and units >= 2 * split * features.subgroup:
         split *= 2
     return GemvTile(waves, split, per_wave, batch)
+
+
+def _gemv_eight(features: Features, rows: int, units: int, weights: int) -> GemvTile:
+    """Return the GEMV tile for 8 rows of x at once, measured on NVIDIA GPUs.
+
+    Each wave takes several weight rows, so that it reads x seldom. rows: weight rows of all passes.
+    """
+    per_wave, split = 4 // weights, 1
+    many, few = (n * features.compute_units for n in WAVES_OF_EIGHT)
+    while split < 4 and rows * split < many * per_wave and units >= 2 * split * features.subgroup:
+        split *= 2
+    while per_wave > 1 and rows * split < few * per_wave:
+        per_wave //= 2
+    return GemvTile(8, split, per_wave, MAX_BATCH)
 
 
 def within_grid(features: Features, tile: GemvTile, rows: int) -> GemvTile:
@@ -141,6 +160,8 @@ def _gemv_blocks(features: Features, units: int, n_x: int, weights: int) -> Gemv
     """
     if features.subgroup < 16:
         return GemvTile(waves=8, split=1, rows=4, batch=1)
+    if _batch(features, n_x) == MAX_BATCH and features.narrow_matrix:
+        return GemvTile(waves=8, split=1, rows=4, batch=MAX_BATCH)
     rows = 4 if features.subgroup <= 32 else 8
     batch = min(_batch(features, n_x), max(1, 32 // (rows * weights)))
     split = 2 if units >= 2 * features.subgroup else 1
@@ -241,14 +262,10 @@ def _few_rows(features: Features, key: TileKey) -> GemmTile:
     """Return the tile for up to MAX_FEW_ROWS rows of x, as if enough workgroups ran.
 
     Decoding limits the speed: a tile decodes its weights and its rows of x once, so it has more
-    weight rows than rows of x. With up to 16 rows of x each subgroup is a team, which needs no
-    barriers. With more, two or more subgroups share decoded rows of x. A gated product has at least
-    32 rows of each matrix, because it may store blocks of 32.
+    weight rows than rows of x, and two or more subgroups share decoded rows of x. A gated product
+    has at least 32 rows of each matrix, because it may store blocks of 32.
     """
-    if key.n_x <= 16:
-        batch = NARROW_SIDE if key.n_x <= NARROW_SIDE else MATRIX_SIDE
-        tile = GemmTile(32 * key.weights, batch, down=1, across=1, split=8)
-    elif key.n_x <= 32:
+    if key.n_x <= 32:
         tile = GemmTile(64, 32, down=2, across=1, split=2)
     elif key.rows * key.weights >= MANY_TILE_ROWS * features.compute_units:
         tile = GemmTile(128, 64, down=4, across=2)

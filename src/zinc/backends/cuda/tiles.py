@@ -26,14 +26,17 @@ from zinc.quant.blocks import GGMLType
 WARPS_PER_UNIT = 14
 WARPS = 8  # of a block
 ROWS = 4  # of a warp
-WARPS_OF_BATCH = 16  # of a compute unit if x has several rows, for registers
 MAX_SPLIT = 8
 IN_FLIGHT = 8  # units of weights of a lane; half as many if it multiplies two matrices
 LANE_UNITS = 2  # units of a row that a lane reads; longer rows are split among warps
+# GEMV of several rows. Registers limit the warps of a compute unit. Small blocks end at different
+# times, so that others start earlier.
+WARPS_OF_BATCH, SMALL_WARPS = 16, 4  # of a compute unit; of a block
 # Blocks that normalise x are large and few, and multiply several tiles, so that x is normalised
 # seldom. A gated product leaves room for blocks of the next kernel.
 NORM_WARPS, NORM_BLOCKS = 16, 2  # of a block; of a compute unit
 BLOCK_ROWS = 32  # rows of weights that make a block of 8-bit numbers
+HUGE_ROWS = 1 << 15  # weight rows that keep the device busy for many waves of blocks
 
 # Products with the experts of a few tokens: weight rows of all slots that fill the device.
 SEVERAL_SLOT_ROWS = {"experts": 1 << 13, "moe_down": 1 << 14}
@@ -44,7 +47,7 @@ FOUR_BITS = {GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q4_K, GGMLType.IQ4_NL, GGMLT
 SLAB_ROW_BYTES = 256  # of a row in a slab of 128 columns (half_rows.cuh)
 DIRECT_ROWS = 16  # most rows of x that warps convert themselves
 MANY_ROWS = 8192  # weight rows that fill the device with any tile
-SEVERAL_ROWS = 2048  # weight rows that fill it with tiles of 32 rows
+LONG_SLABS = 64  # of a row that 16 warps can share
 SHORT_SLABS = 4  # of a row, for which rows of x are not worth a conversion of their own
 SLAB = 128  # columns
 FLOAT_SLAB = 32  # columns (gemm_floats.cu)
@@ -52,8 +55,8 @@ MAX_SPLITS = 8
 MAX_PASSES = 8
 WAVES = 3  # of blocks of experts, so that the last wave matters little
 OTHER_SHARED_BYTES = 20 << 10  # of a block, besides slabs of x
-# With fewer blocks for each compute unit, tiles of half as many rows of x or a split are faster.
-GROUP_BLOCKS, FEW_GROUP_BLOCKS = 1.0, 0.4
+FULL = 0.9  # blocks for each compute unit from which a grid counts as a full wave
+LARGE_GRID = 2.2  # blocks for each compute unit from which wide tiles pay
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +82,34 @@ def gemv(features: Features, key: TileKey) -> CudaGemvTile:
 
 
 def _gemv(features: Features, key: TileKey) -> CudaGemvTile:
+    batch = key.rounded.n_x
     if key.normalises:
         tile = _norm_tile(features, key) or _row_tile(features, key)
         return replace(tile, blocks=NORM_BLOCKS // key.weights)
-    tile, batch = _row_tile(features, key), key.rounded.n_x
-    return tile if batch == 1 else _batch_tile(features, key, replace(tile, batch=batch, deep=1))
+    if batch == 1:
+        return _row_tile(features, key)
+    if key.stores_blocks:
+        tile = replace(_row_tile(features, key), batch=batch, deep=1)
+        return replace(tile, blocks=WARPS_OF_BATCH // tile.waves)
+    return _batch_tile(features, key, batch)
 
 
-def _batch_tile(features: Features, key: TileKey, tile: CudaGemvTile) -> CudaGemvTile:
-    """Return the tile for several rows of x, given that for one.
+def _batch_tile(features: Features, key: TileKey, batch: int) -> CudaGemvTile:
+    """Return the tile for `batch` rows of x.
 
-    Registers limit the warps of an SM, so its blocks share all tiles. Short parts of a row leave
-    fewer activations to wait for.
+    A product whose rows fit one wave of warps does not split them. Others split rows, and the
+    blocks of a compute unit share all tiles.
     """
-    longest = max(1, units(key) // features.subgroup)
-    split = tile.split
-    if not key.stores_blocks and 2 * split <= min(longest, tile.waves):
-        split *= 2
-    return replace(tile, split=split, blocks=WARPS_OF_BATCH // tile.waves)
+    longest = max(1, units(key) // features.subgroup)  # splits that leave each lane a unit
+    wave = WARPS_OF_BATCH * features.compute_units
+    if key.rows >= HUGE_ROWS:
+        return CudaGemvTile(SMALL_WARPS, min(2, longest), ROWS, batch, blocks=4)
+    if wave < key.rows <= 2 * wave:
+        if batch == 2 and longest >= MAX_SPLIT:
+            return CudaGemvTile(SMALL_WARPS, 2, ROWS, batch, blocks=4)
+        return CudaGemvTile(SMALL_WARPS, 1, 2, batch)
+    split = min(SMALL_WARPS, 1 << (longest.bit_length() - 1))
+    return CudaGemvTile(SMALL_WARPS, split, ROWS, batch, blocks=4 if key.rows > wave else 0)
 
 
 def _norm_tile(features: Features, key: TileKey) -> CudaGemvTile | None:
@@ -219,49 +232,106 @@ def _gemm(features: Features, key: TileKey) -> MmaTile:
     by_groups = _group_tile(features, key)
     if by_groups is not None:
         return by_groups
-    tile = _gemm_tile(key, key.rows >= MANY_ROWS or key.stores_blocks)
+    tile = _gemm_tile(features, key)
     assert not key.stores_blocks or tile.rows % BLOCK_ROWS == 0
     return _with_splits(features, _within_memory(features, tile), key)
 
 
 def _group_tile(features: Features, key: TileKey) -> MmaTile | None:
-    """Return the tile of a GEMM by warp groups, None if the product does not fill the device."""
-    if not features.warp_groups or key.n_x <= 64:
+    """Return the largest tile of a GEMM by warp groups whose blocks fill the device.
+
+    None if there is none, or if x has so few rows that other tiles are faster.
+    """
+    if not features.warp_groups or key.n_x <= (64 if key.weights == 1 else 32):
         return None
-    wide = MmaTile(1, 32, warps=8, split=1, stages=3, by_groups=True)
-    narrow = MmaTile(1, 16, warps=8, split=1, stages=4, by_groups=True)
-    enough = GROUP_BLOCKS * features.compute_units
-    if key.weights == 1 and _blocks(wide, key) >= enough:
-        return wide
-    return narrow if _blocks(narrow, key) >= enough * FEW_GROUP_BLOCKS else None
+    widths = ((32, 3), (16, 4), (8, 5)) if key.weights == 1 else ((16, 4), (8, 3))
+    for x_tiles, stages in widths:
+        tile = MmaTile(1, x_tiles, warps=8, split=1, stages=stages, by_groups=True)
+        fills = key.weights * _blocks(tile, key) >= FULL * features.compute_units
+        if fills and tile.batch < 2 * key.n_x:
+            return tile
+    return None
 
 
 def _blocks(tile: MmaTile, key: TileKey) -> int:
     return ceil_div(key.rows, tile.rows) * ceil_div(key.n_x, tile.batch)
 
 
-def _gemm_tile(key: TileKey, is_tall: bool) -> MmaTile:
-    """Return the tile for the key. is_tall: a block may take many weight rows."""
-    row_tiles = 2 // key.weights
+def _gemm_tile(features: Features, key: TileKey) -> MmaTile:
+    """Return the tile of a GEMM whose warps multiply alone, as if its grid were full."""
+    is_tall = key.rows >= MANY_ROWS or key.stores_blocks
     if key.n_x <= 8:
-        if is_tall:
-            return MmaTile(row_tiles, 1, warps=8, split=8 // key.weights, blocks=2)
-        if key.weights == 1 and key.rows >= SEVERAL_ROWS and slab_count(key) >= 8:
-            return MmaTile(1, 1, warps=16, split=8)
-        return MmaTile(1, 1, warps=8, split=8, blocks=2)
+        return _gemm_8(features, key, is_tall)
     if key.n_x <= DIRECT_ROWS:
-        if is_tall:
-            return MmaTile(row_tiles, 2, warps=4, split=4 // key.weights, blocks=3)
-        return MmaTile(1, 2, warps=8, split=8, blocks=2)
+        return _gemm_16(features, key, is_tall)
+    row_tiles = 2 // key.weights
     if key.n_x <= 32 and key.weights == 1 and slab_count(key) <= SHORT_SLABS:
         return MmaTile(2, 1, warps=8, split=4, blocks=2)
     if key.n_x <= 32:
-        return MmaTile(row_tiles, 4, warps=4, split=2, stages=2, blocks=3)
-    if key.n_x <= 64:
-        return MmaTile(row_tiles, 8, warps=4, split=1, stages=3, blocks=2)
+        once = _gemm_32(features, key)
+        return once or MmaTile(row_tiles, 4, warps=4, split=2, stages=2, blocks=3)
     if key.weights == 2:
-        return MmaTile(1, 16, warps=4, split=1, stages=2, blocks=2)
+        x_tiles, stages = (8, 3) if key.n_x <= 64 else (16, 2)
+        return MmaTile(1, x_tiles, warps=4, split=1, stages=stages, blocks=2)
+    if _is_short(features, key):
+        x_tiles, split = (4, 8) if key.n_x <= 128 else (8, 4)
+        return MmaTile(2, x_tiles, warps=8, split=split, stages=2)
+    tile = MmaTile(2, 8, warps=4, split=2, stages=2, blocks=2)
+    if key.n_x <= 128 and _blocks(tile, key) < LARGE_GRID * features.compute_units:
+        return tile
+    if key.n_x <= 64:
+        return MmaTile(2, 8, warps=4, split=1, stages=3, blocks=2)
     return MmaTile(2, 8, warps=8, split=1, stages=3)
+
+
+def _is_short(features: Features, key: TileKey) -> bool:
+    """Return whether tiles of 32 weight rows leave more than half of the device idle."""
+    return 2 * ceil_div(key.rows, BLOCK_ROWS) < features.compute_units
+
+
+def _gemm_8(features: Features, key: TileKey, is_tall: bool) -> MmaTile:
+    if key.weights == 2 and key.rows >= MANY_ROWS:
+        return MmaTile(1, 1, warps=16, split=2)
+    if is_tall:
+        return MmaTile(2 // key.weights, 1, warps=8, split=8 // key.weights, blocks=2)
+    slabs = slab_count(key)
+    if key.weights == 2 or slabs < 8:
+        return MmaTile(1, 1, warps=8, split=8, blocks=2)
+    if slabs >= LONG_SLABS:
+        return MmaTile(2, 1, warps=16, split=16)
+    return MmaTile(1, 1, warps=16, split=16 if _is_short(features, key) else 8)
+
+
+def _gemm_16(features: Features, key: TileKey, is_tall: bool) -> MmaTile:
+    row_tiles, slabs = 2 // key.weights, slab_count(key)
+    if is_tall:
+        tall = MmaTile(2, 2, warps=8, split=4)
+        if key.weights == 1 and _blocks(tall, key) < LARGE_GRID * features.compute_units:
+            return tall
+        return MmaTile(row_tiles, 2, warps=4, split=4 // key.weights, blocks=3)
+    narrow = MmaTile(1, 1, warps=16, split=16)
+    if key.weights == 1 and slabs >= 8 and _blocks(narrow, key) <= features.compute_units:
+        return narrow
+    if key.weights == 2 or slabs < 8 or _is_short(features, key):
+        return MmaTile(1, 2, warps=8, split=8, blocks=2)
+    warps = 16 if slabs >= LONG_SLABS else 8
+    return MmaTile(2, 2, warps, split=warps)
+
+
+def _gemm_32(features: Features, key: TileKey) -> MmaTile | None:
+    """Return the tile for up to 32 rows of x whose blocks fill the device once, None if none does.
+
+    Warps that share the columns of a tile convert the rows of x themselves.
+    """
+    if key.weights == 2:
+        return None
+    if _is_short(features, key):
+        return MmaTile(2, 2, warps=8, split=8)
+    for split in (4, 8):
+        tile = MmaTile(2, 4, warps=8, split=split)
+        if FULL <= _blocks(tile, key) / features.compute_units < LARGE_GRID:
+            return tile
+    return None
 
 
 def _with_splits(features: Features, tile: MmaTile, key: TileKey) -> MmaTile:
