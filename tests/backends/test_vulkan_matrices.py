@@ -146,7 +146,8 @@ FEW_ROWS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "thirty-two" else pytest.mark.every) for n in FEW_ROWS]
+    "name",
+    [pytest.param(n, marks=() if n == "thirty-two" else pytest.mark.every) for n in FEW_ROWS],
 )
 def test_products_of_few_rows_agree_with_reference(
     backend: VulkanBackend, used: list[KernelVariant], monkeypatch: pytest.MonkeyPatch, name: str

@@ -193,13 +193,13 @@ def error_of(path: Path) -> ZincError:
 def test_a_model_without_a_block_is_refused() -> None:
     error = error_of(FIXTURES / "qwen35.gguf")
     assert isinstance(error, UnsupportedError)
-    assert "the file has none" in error.why
+    assert "neither it nor a file mtp-*.gguf beside it has one" in error.why
 
 
 def test_a_block_that_the_metadata_counts_and_the_file_lacks_is_refused(tmp_path: Path) -> None:
     keys = {"qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}
     path = rewrite(FIXTURES / "qwen35.gguf", tmp_path / "m.gguf", metadata=keys)
-    assert "the file has none" in error_of(path).why
+    assert "neither it nor a file mtp-*.gguf beside it has one" in error_of(path).why
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -57,6 +58,24 @@ class GGUFFile(MetadataAccess):
         """Return a view of the file with changed metadata; both share the open file."""
         view = copy.copy(self)
         view.metadata = MappingProxyType({**self.metadata, **changes})
+        return view
+
+    def joined(
+        self, other: GGUFFile, names: Container[str], changes: Mapping[str, MetadataValue]
+    ) -> GGUFFile:
+        """Return a view with the tensors `names` of `other` too, and with changed metadata.
+
+        It shares both open files. Raises FormatError if both have a tensor of the same name.
+        """
+        view = self.with_metadata(changes)
+        chosen = [
+            replace(part, tensors={n: t for n, t in part.tensors.items() if n in names})
+            for part in other.parts
+        ]
+        view.parts = (*self.parts, *chosen)
+        view.paths = tuple(part.path for part in view.parts)
+        view.n_bytes = self.n_bytes + other.n_bytes
+        view.tensors = MappingProxyType(_merge([*view.parts]))
         return view
 
     def close(self) -> None:

@@ -66,10 +66,15 @@ def label_of(file_name: str) -> str:
     return found[1].upper().replace("UD_", "UD-") if found else ""
 
 
+def is_draft(name: str) -> bool:
+    """Return whether a file of this name, without .gguf, has NextN blocks that draft tokens."""
+    return _DRAFT.fullmatch(name) is not None
+
+
 def is_sibling(path: str) -> bool:
     """Return whether a GGUF file is an image encoder or a draft model, not the model."""
     name = path.rpartition("/")[2].removesuffix(".gguf")
-    return any(pattern.fullmatch(name) for pattern in (_PROJECTOR, _DRAFT))
+    return is_draft(name) or _PROJECTOR.fullmatch(name) is not None
 
 
 def variants_of(files: Iterable[RepoFile]) -> list[Variant]:
@@ -99,7 +104,7 @@ def siblings_of(files: Iterable[RepoFile]) -> list[RepoFile]:
     """Return the image encoder and the draft model of a repository, one file each at most."""
     models = [file for file in files if file.path.lower().endswith(".gguf")]
     projectors = [file for file in models if _PROJECTOR.fullmatch(file.name)]
-    drafts = [file for file in models if _DRAFT.fullmatch(file.name)]
+    drafts = [file for file in models if is_draft(file.name)]
     projectors.sort(key=_projector_rank)
     drafts.sort(key=lambda file: file.n_bytes)
     return [*projectors[:1], *drafts[:1]]

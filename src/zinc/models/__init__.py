@@ -108,7 +108,7 @@ def load_draft(
     module, spec = _described(file, rope, context, extended)
     try:
         if not nextn_tensors(file, spec):
-            raise unsupported(file, "the file has none")
+            raise unsupported(file, "neither it nor a file mtp-*.gguf beside it has one")
         build: Any = getattr(module, "build_draft", None)
         if build is None:
             raise unsupported(file, f"zinc does not run the NextN block of {spec.arch} models")

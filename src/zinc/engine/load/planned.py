@@ -46,6 +46,7 @@ from zinc.engine.load.speculation import (
     demands_drafts,
     needs_nextn,
     needs_rollback,
+    with_nextn_beside,
 )
 from zinc.engine.load.vocabulary import check_vocabulary
 from zinc.engine.speculative.speculation import MOST_RECURRENT_ROWS
@@ -206,6 +207,7 @@ def plan_model(
         file = GGUFFile.open(resolve_model(options.path))
     adapters = NO_ADAPTERS
     try:
+        file = with_nextn_beside(file, options.speculate)
         model = _open(file, options)
         adapters = open_adapters(options.lora, file, model.graphs[0].nodes)
         planned = _plan(replace(model, adapters=adapters), options, backend)

@@ -20,7 +20,9 @@ from zinc.engine.speculative.step_times import (
     cost_of,
     estimate_of,
 )
-from zinc.models.parts.nextn import nextn_tensors
+from zinc.formats.gguf import GGUFFile
+from zinc.hub.variants import is_draft
+from zinc.models.parts.nextn import MARK, join_nextn, nextn_tensors
 from zinc.ops.graph import Graph
 from zinc.ops.registry import OPS
 from zinc.ops.values import RecurrentState
@@ -62,6 +64,27 @@ def demands_drafts(options: LoadOptions) -> bool:
     Without one, a model for which memory is short runs without drafts.
     """
     return options.speculate not in ("auto", "off")
+
+
+def with_nextn_beside(file: GGUFFile, mode: str) -> GGUFFile:
+    """Return `file` with the NextN blocks of a file `mtp-*.gguf` in its folder.
+
+    mode: see `MODES`. Return `file` itself if the mode does not draft with these blocks, if it has
+    its own, or if no file there belongs to it; with the mode "mtp", raise the `ZincError` that says
+    why the smallest does not.
+    """
+    if mode not in ("auto", "mtp") or any(name.endswith(MARK) for name in file.tensors):
+        return file
+    beside = [path for path in file.path.parent.glob("*.gguf") if is_draft(path.stem)]
+    errors: list[ZincError] = []
+    for path in sorted(beside, key=lambda path: path.stat().st_size):
+        try:
+            return join_nextn(file, GGUFFile.open(path))
+        except ZincError as error:  # a folder may hold the files of several models
+            errors.append(error)
+    if mode == "mtp" and errors:
+        raise errors[0]
+    return file
 
 
 def needs_nextn(mode: str, model: OpenModel, backend: Backend) -> bool:

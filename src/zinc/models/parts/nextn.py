@@ -9,14 +9,16 @@ reads a token and the hidden row of the position before it, and its logits are o
 
 h[p - 1] is the row after the final norm of the model. To predict another token, the block runs
 again on its own h' and the token it predicted. The model's graph never reads the block. In some
-files it is missing although the metadata counts it.
+files it is missing although the metadata counts it. It may lie in a file of its own, whose metadata
+counts the layers of the model too.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from zinc.formats.gguf import GGUFArray, GGUFFile, Tensor
+from zinc.core.errors import ModelError
+from zinc.formats.gguf import GGUFArray, GGUFFile, MetadataValue, Tensor
 from zinc.models.parts.attention import attention
 from zinc.models.parts.decoder import Mixer, block, project
 from zinc.models.parts.layer import Layer, RopeTables
@@ -65,6 +67,55 @@ def check_nextn(file: GGUFFile, spec: ModelSpec) -> None:
                 f"its metadata says that block {block} predicts further tokens, "
                 f"and it has no tensor blk.{block}.{MARK}",
             )
+
+
+def join_nextn(file: GGUFFile, other: GGUFFile) -> GGUFFile:
+    """Return a view of a model file with the NextN blocks of `other`, a file of these alone.
+
+    Tensors of `other` that a model has too, such as its embedding, are left out. Raises ModelError
+    if `other` is not of this model.
+    """
+    arch = file.str("general.architecture")
+    count, own = f"{arch}.block_count", f"{arch}.nextn_predict_layers"
+    n_layers = file.int(count) - file.int(own, default=0)
+    n_nextn = other.int(own, default=0)
+    if other.str("general.architecture") != arch or not n_nextn:
+        raise _other_model(other, file, f"it has no NextN block of the architecture {arch!r}")
+    if other.int(count) != n_layers + n_nextn:
+        raise _other_model(
+            other,
+            file,
+            f"it is of a model with {other.int(count) - n_nextn} layers, not {n_layers}",
+        )
+    width = f"{arch}.embedding_length"
+    if file.int(width) != other.int(width):
+        raise _other_model(
+            other, file, f"its rows have {other.int(width)} columns, not {file.int(width)}"
+        )
+    names = {n for n in other.tensors if (block_of(n) or 0) >= n_layers}
+    changes = {count: n_layers + n_nextn, own: n_nextn}
+    return file.joined(other, names, changes | _by_layer(file, other, n_layers, n_nextn))
+
+
+def _by_layer(
+    file: GGUFFile, other: GGUFFile, n_layers: int, n_nextn: int
+) -> dict[str, MetadataValue]:
+    """Return the arrays of `other` with a value for each block, for those of each layer."""
+    return {
+        key: value
+        for key, value in other.metadata.items()
+        if isinstance(value, GGUFArray)
+        and isinstance(known := file.metadata.get(key), GGUFArray)
+        and (len(known), len(value)) == (n_layers, n_layers + n_nextn)
+    }
+
+
+def _other_model(other: GGUFFile, file: GGUFFile, why: str) -> ModelError:
+    return ModelError(
+        f"the NextN blocks of {other.path} are not of {file.path}",
+        why,
+        "put the file that was made with the model beside it",
+    )
 
 
 def frequent_tokens(file: GGUFFile, spec: ModelSpec, count: int) -> tuple[int, ...]:
