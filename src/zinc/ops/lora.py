@@ -77,7 +77,6 @@ def _cases() -> Iterator[Case]:
     matrix("b", repeated=True),
     cost=_cost,
     cases=_cases,
-    row_wise=True,
 )
 def lora(
     step: Step,
