@@ -38,8 +38,9 @@ WORDS = [
     "teacher", "island", "summer", "doctor", "engine", "paper",
 ]  # fmt: skip
 PORT = 18231
-TOKEN_BYTES = 4352  # of the demo model's KV cache, in Q8_0
-SYSTEM_WORDS, TURN_WORDS, ANSWER_TOKENS = 60, 56, 8
+# The cache of a server holds a multiple of its context, so a replica gets a share of the context.
+CONTEXT = 4032
+SYSTEM_WORDS, TURN_WORDS, ANSWER_TOKENS = 30, 40, 8
 MAX_REFUSED = 5
 PATIENCE_S = 180.0
 START_S = 120.0
@@ -96,13 +97,12 @@ def post(text: str) -> tuple[int, dict[str, str], bytes]:
 
 def cluster(args: argparse.Namespace, *more: str) -> None:
     """Run `zinc cluster up` with the benchmark's options."""
-    share = args.conversations * (SYSTEM_WORDS + args.turns * (TURN_WORDS + ANSWER_TOKENS + 24))
-    size = share * TOKEN_BYTES // args.replicas
+    context = str(CONTEXT // args.replicas)
     subprocess.run(
         [
             sys.executable, "-m", "zinc", "cluster", "up", "--replicas", str(args.replicas),
             "--cpus", "1", "--port", str(PORT), "--address", args.address,
-            "--cache-size", f"{size // 1024}K", "--max-waiting", "200", "--kv-dtype", "q8_0", *more,
+            "--context", context, "--max-waiting", "200", *more,
         ],
         check=True,
     )  # fmt: skip
@@ -124,12 +124,10 @@ def running(args: argparse.Namespace, router: str) -> Iterator[None]:
         finally:
             stop(args)
         return
-    share = args.conversations * (SYSTEM_WORDS + args.turns * (TURN_WORDS + ANSWER_TOKENS + 24))
     server = subprocess.Popen(
         [
             sys.executable, "-m", "zinc", "serve", "--port", str(PORT), "--threads", "1",
-            "--cache-size", f"{share * TOKEN_BYTES // 1024}K", "--max-waiting", "200",
-            "--kv-dtype", "q8_0",
+            "--context", str(CONTEXT), "--max-waiting", "200",
         ],
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -159,7 +157,8 @@ def hits(args: argparse.Namespace, router: str) -> dict[str, Any]:
     def work() -> None:
         while True:
             with lock:
-                ready = sorted(number for number in idle if left.get(number))
+                open_now = [number for number, n in left.items() if n or number not in idle]
+                ready = [n for n in open_now[: args.open] if n in idle and left[n]]
                 if not any(left.values()):
                     return
                 number = rng.choice(ready) if ready else None
@@ -331,6 +330,7 @@ def main() -> int:
     parser.add_argument("--conversations", type=int, default=200)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--systems", type=int, default=5)
+    parser.add_argument("--open", type=int, default=64, help="conversations that take turns")
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--alone", type=int, default=100, help="requests that measure overhead")
@@ -345,6 +345,7 @@ def main() -> int:
         "conversations": args.conversations,
         "turns": args.turns,
         "systems": args.systems,
+        "open": args.open,
         "workers": args.workers,
     }
     is_good = True
