@@ -83,7 +83,9 @@ def test_the_config_file_has_the_options_that_differ(capsys):
     assert application["import_path"] == "zinc.cluster.app:build"
     options = ClusterOptions.of(application["args"])
     assert options.replicas == 3
-    assert (options.serve["models"], options.serve["context"]) == (["a.gguf"], 2048)
+    model = str(Path("a.gguf").absolute())  # replicas have another working folder
+    assert (options.serve["models"], options.serve["context"]) == ([model], 2048)
+    assert "port" not in options.serve
     assert options.separates_keys
 
 

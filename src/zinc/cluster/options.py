@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from zinc.cli import serve
@@ -23,6 +24,9 @@ _REFUSED = {
         "use `zinc.cluster.batch` from Python",
     ),
 }
+
+# Options of `zinc serve` that can name files.
+_PATHS = frozenset(("models", "more_models", "draft", "chat_template", "api_key_file", "cache_dir"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,26 @@ class ClusterOptions:
 def serve_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `zinc serve` in `args` that differ from its defaults."""
     default = vars(_serve_defaults())
-    return {name: getattr(args, name) for name in default if getattr(args, name) != default[name]}
+    given = {name: getattr(args, name) for name in default if getattr(args, name) != default[name]}
+    given.pop("port", None)  # of Ray Serve
+    for name in _PATHS & given.keys():
+        value = given[name]
+        is_list = isinstance(value, list)
+        given[name] = [_absolute(each) for each in value] if is_list else _absolute(value)
+    return given
+
+
+def _absolute(text: str) -> str:
+    """Return [NAME=]FILE with an absolute path, as replicas have another working folder.
+
+    Other texts, such as names of models, stay as they are.
+    """
+    name, mark, path = text.rpartition("=")
+    if Path(text).expanduser().exists():
+        name, mark, path = "", "", text
+    if not Path(path).expanduser().exists() and not path.endswith(".gguf"):
+        return text
+    return f"{name}{mark}{Path(path).expanduser().absolute()}"
 
 
 def _serve_defaults() -> argparse.Namespace:
