@@ -90,6 +90,7 @@ def test_a_row_without_an_id_and_a_repeated_one(monkeypatch, tmp_path):
 
 
 @pytest.mark.every
+@pytest.mark.filterwarnings("default")
 def test_a_batch_over_ray_data(tmp_path):
     ray = pytest.importorskip("ray", reason="Ray is not installed")
     data = pytest.importorskip("ray.data", reason="Ray Data is not installed")

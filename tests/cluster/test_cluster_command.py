@@ -1,27 +1,17 @@
-"""Tests of `zinc cluster`: options, config files, errors, and a cluster if Ray is installed."""
+"""Tests of `zinc cluster`: options, config files and errors. They need no Ray."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import os
-import subprocess
-import sys
-import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
-from server.serving import backend
 
-import zinc
 from zinc.cli.main import main
 from zinc.cluster import config_file
 from zinc.cluster.options import ClusterOptions
 from zinc.core.errors import RequestError
-
-SOURCE = Path(zinc.__file__).parent.parent
 
 
 def without(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
@@ -120,53 +110,3 @@ def test_a_replica_has_the_threads_of_its_share_and_the_server_s_options():
     assert (config.load.threads, config.load.context, config.max_waiting) == (2, 1024, 7)
     assert not config.allow_pull
     assert ClusterOptions(serve={"threads": 5}).server_config().load.threads == 5
-
-
-@pytest.mark.every
-def test_a_cluster_of_two_replicas_answers(tmp_path):
-    pytest.importorskip("ray", reason="Ray is not installed")
-    ray = Path(sys.executable).with_name("ray")
-    address = f"127.0.0.1:{26_400 + os.getpid() % 1000}"
-    port = 27_500 + os.getpid() % 1000
-    env = {**os.environ, "PYTHONPATH": str(SOURCE), "RAY_USAGE_STATS_ENABLED": "0"}
-    start = subprocess.Popen(
-        [
-            str(ray), "start", "--head", "--block", "--num-cpus", "3", "--port",
-            address.rpartition(":")[2], "--object-store-memory", "100000000",
-            "--include-dashboard", "false",
-        ],
-        env=env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-
-    def zinc_cluster(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "zinc", "cluster", *words, "--address", address]
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-
-    try:
-        until = time.monotonic() + 60
-        while "cannot connect" in zinc_cluster("status").stderr and time.monotonic() < until:
-            time.sleep(0.5)
-        failed = zinc_cluster("up", "--replicas", "5")
-        assert "there is no room for 5 replicas" in failed.stderr
-        missing = zinc_cluster("up", str(tmp_path / "missing.gguf"))
-        assert missing.returncode == 1
-        assert "a replica cannot start" in missing.stderr
-        assert "missing.gguf" in missing.stderr
-        assert missing.stderr.count("\n") == 1
-        options = ["--replicas", "2", "--port", str(port), "--backend", backend()]
-        done = zinc_cluster("up", *options)
-        assert done.returncode == 0, done.stderr
-        status = json.loads(zinc_cluster("status", "--json").stdout)
-        assert status["replicas"]["states"] == {"RUNNING": 2}
-        url = f"http://127.0.0.1:{port}/v1/chat/completions"
-        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
-        for _ in range(3):
-            with urllib.request.urlopen(url, json.dumps(body).encode(), 60) as reply:
-                assert json.load(reply)["usage"]["completion_tokens"] == 4
-        assert zinc_cluster("down").returncode == 0
-        assert "no cluster is running" in zinc_cluster("status").stderr
-    finally:
-        start.terminate()
-        start.wait(60)

@@ -42,7 +42,7 @@ def marks(command):
     words = shlex.split(command)
     needs = [pytest.mark.every] if subcommand(command) in LONG or "vulkan" in words else []
     if subcommand(command) == "cluster" and "yaml" not in words:
-        return [pytest.mark.skip(reason="needs a Ray that runs; tests/cluster has tests with Ray")]
+        return [pytest.mark.skip(reason="needs a Ray that runs; benchmarks/cluster.py runs one")]
     missing = [name for name in ("vulkan", "cuda") if name in words and name in absent()]
     missing += ["a second GPU"] if "vulkan:0,vulkan:1" in words else []
     return needs + [pytest.mark.skip(reason=f"{name} does not work here") for name in missing]
