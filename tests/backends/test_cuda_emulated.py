@@ -44,6 +44,7 @@ ON_CUDA = (
         "nemotronhlatent",
         "jamba",
     ),
+    "mistral3",
 )
 
 

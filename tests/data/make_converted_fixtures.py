@@ -135,6 +135,10 @@ NEMOTRON_MOE: dict[str, Any] = NEMOTRON_H | {
     "moe_shared_expert_intermediate_size": 48,
     "routed_scaling_factor": 2.5,
 }
+# Queries grow at every eighth position.
+MINISTRAL = PLAIN | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+MINISTRAL |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
+MINISTRAL |= {"beta_fast": 32.0, "beta_slow": 1.0}
 # Tokens of images are the last ones of the vocabulary. Texts do not have them.
 VISION_TOKENS = ("vision_start", "vision_end", "image", "video")
 VISION_TOWER = {"hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 32}
@@ -470,6 +474,9 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         num_local_experts=4,
         num_experts_per_tok=2,
     ),
+    "mistral3": lambda: model(
+        "Ministral3", num_hidden_layers=2, rope_parameters=MINISTRAL, **HEADS
+    ),
     "museglimmer": lambda: muse_glimmer(
         num_hidden_layers=4,
         sliding_window=WINDOW,
@@ -773,6 +780,7 @@ def convert(model: torch.nn.Module, target: Path) -> None:
         config.setdefault("rotary_pct", rope.get("partial_rotary_factor", 1.0))  # an older name
         # transformers renamed the class of Phi 3.5 MoE.
         kind = get_model_class(config["architectures"][0].replace("Phimoe", "PhiMoE"))
+        kind = getattr(kind, "Ministral3Model", kind)  # one of two behind a name
         kind.no_mtp = True
         with patch.object(kind, "set_vocab", set_vocab):
             kind(

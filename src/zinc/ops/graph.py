@@ -195,9 +195,16 @@ class Graph:
             "glu", [gate, up], gate.cols, gate.dim, activation=int(activation), **attrs
         )
 
-    def rope_table(self, inv_freq: Constant, *, scale: float = 1.0) -> Value:
-        """Return the cosines and sines of a step, for `rope`."""
-        return self._make("rope_table", [inv_freq], 2 * inv_freq.cols, Dim.TOKENS, scale=scale)
+    def rope_table(
+        self, inv_freq: Constant, *, scale: float = 1.0, log_scale: float = 0.0, period: int = 1
+    ) -> Value:
+        """Return the cosines and sines of a step, for `rope`.
+
+        With `log_scale`, `scale` grows by the factor 1 + log_scale * log(1 + position // period).
+        """
+        grows = {"log_scale": log_scale, "period": period} if log_scale else {}
+        attrs = {"scale": scale, **grows}
+        return self._make("rope_table", [inv_freq], 2 * inv_freq.cols, Dim.TOKENS, **attrs)
 
     def rope(self, x: Value, table: Value, *, head_dim: int, neox: bool) -> Value:
         """Rotate the first `table.cols` dimensions of every head."""

@@ -26,6 +26,10 @@ def _table_cases() -> Iterator[Case]:
     case.rows(16)
     table = case.graph.rope_table(case.rope_frequencies(32), scale=1.25)
     yield case.returns(table)
+    case = Case("table-growing", n_tokens=40)
+    case.rows(16)
+    frequencies = case.rope_frequencies(32)
+    yield case.returns(case.graph.rope_table(frequencies, log_scale=0.1, period=16))
 
 
 @op(
@@ -35,9 +39,15 @@ def _table_cases() -> Iterator[Case]:
     phase=Phase.ATTENTION,
 )
 def rope_table(step: Step, attrs: Attrs, inv_freq: FloatArray) -> Sequence[FloatArray]:
-    """Return rows [cos | sin] of position * inv_freq, times scale: [tokens, 2 * len(inv_freq)]."""
+    """Return rows [cos | sin] of position * inv_freq, times scale: [tokens, 2 * len(inv_freq)].
+
+    With `log_scale`, the scale grows by the factor 1 + log_scale * log(1 + position // period).
+    """
     angle = step.positions[:, None].astype(np.float64) * inv_freq.astype(np.float64)
     table = np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * float(attrs["scale"])
+    if log_scale := float(attrs.get("log_scale", 0.0)):
+        grown = np.log(1.0 + step.positions // int(attrs["period"]))
+        table *= 1.0 + log_scale * grown[:, None]
     return [table.astype(np.float32)]
 
 

@@ -147,7 +147,8 @@ class _Heads:
 def fuse_rope_store(nodes: Sequence[Node], output: Value | None, ids: Iterator[int]) -> list[Node]:
     """Fuse per-head norm, RoPE and the cache write of each attention into one node.
 
-    A RoPE that a norm follows becomes such a node by itself. New values take their ids from `ids`.
+    A RoPE that a norm follows becomes such a node by itself, and so do those of queries and
+    keys with different tables. New values take their ids from `ids`.
     """
     made, used = producers(nodes), uses(nodes, output)
 
@@ -188,6 +189,8 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None, ids: Iterator[i
         if store is not None:
             k, v = heads(store.rows("k"), state.head_dim), values(store.input("v"))
             dropped.add(id(store))
+            if q.rope and k.rope and q.rope.input("table") != k.rope.input("table"):
+                q, k = _Heads(node.rows("q"), None, None), _Heads(store.rows("k"), None, None)
         dropped |= {id(n) for part in (q, k, v) if part is not None for n in part.nodes}
         store = _rope_store(node, state, q, k, v)
         if not q.nodes:  # the attention reads the queries as they are

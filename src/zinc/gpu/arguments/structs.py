@@ -460,6 +460,8 @@ class RopeTableArguments(Struct):
     y_stride: U32
     n: Annotated[U32, "frequencies"]
     scale: F32
+    log_scale: Annotated[F32, "the scale grows by log(1 + position / period) times this"]
+    period: Annotated[U32, "the quotient is rounded down"]
 
 
 class RopeStoreArguments(Struct):

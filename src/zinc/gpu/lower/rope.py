@@ -32,6 +32,8 @@ def rope_table(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         y_stride=y.stride,
         n=n,
         scale=scale,
+        log_scale=float(launch.attributes.get("log_scale", 0.0)),
+        period=int(launch.attributes.get("period", 1)),
     )
     kernel = KernelVariant("rope_table", (("THREADS", TABLE_THREADS),))
     return [Dispatch(kernel, arguments, (ceil_div(n, TABLE_THREADS), bucket.tokens, 1))]

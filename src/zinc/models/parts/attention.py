@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zinc.models.parts.layer import Layer
+from zinc.models.parts.rope import Rope
 from zinc.models.parts.spec import Norm
 from zinc.ops.values import KVState, Value
 
@@ -31,9 +32,9 @@ def attention(layer: Layer, x: Value) -> Value:
         w.ignore("attn_k", "attn_v", "attn_k_norm")
         k, v = None, None
         cache_name = f"blk.{a.kv_layer}"
-    q = _prepared(layer, q, "attn_q_norm")
+    q = _prepared(layer, q, "attn_q_norm", a.query_rope or a.rope)
     if k is not None:
-        k = _prepared(layer, k, "attn_k_norm")
+        k = _prepared(layer, k, "attn_k_norm", a.rope)
     state = KVState(cache_name, a.n_kv_heads, a.head_dim, a.head_dim_v, a.window)
     if k is not None and v is not None:
         g.kv_store(k, v, state)
@@ -46,7 +47,7 @@ def attention(layer: Layer, x: Value) -> Value:
     return layer.linear(o, "attn_output", spec.hidden, a.n_heads * a.head_dim_v)
 
 
-def _prepared(layer: Layer, x: Value, norm: str) -> Value:
+def _prepared(layer: Layer, x: Value, norm: str, rope: Rope | None) -> Value:
     """Return queries or keys x after norm and RoPE, in the order of the layer.
 
     norm: name of the weight.
@@ -54,9 +55,9 @@ def _prepared(layer: Layer, x: Value, norm: str) -> Value:
     a = layer.attention
     if a.qk_norm and not a.late_norm:
         x = _normalised(layer, x, norm)
-    if a.rope is not None:
-        table = layer.ropes.get(layer.g, a.rope)
-        x = layer.g.rope(x, table, head_dim=a.head_dim, neox=a.rope.neox)
+    if rope is not None:
+        table = layer.ropes.get(layer.g, rope)
+        x = layer.g.rope(x, table, head_dim=a.head_dim, neox=rope.neox)
     return _normalised(layer, x, norm) if a.qk_norm and a.late_norm else x
 
 

@@ -13,7 +13,7 @@ decode use the same form.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.layer import Layer
@@ -98,9 +98,7 @@ def _temperature(m: Metadata, rope: Rope, scale: float) -> tuple[float, Rope]:
     if rope.scaling != "yarn" or not log_multiplier:
         return scale, rope
     temperature = 1.0 + log_multiplier * math.log(rope.factor)
-    # rope.scale is the file's attention factor times the temperature: divide the latter out.
-    unscaled = replace(rope, attention_factor=rope.attention_factor**2 / rope.scale)
-    return scale * temperature**2, unscaled
+    return scale * temperature**2, rope.without_temperature()
 
 
 def latent_attention(layer: Layer, x: Value) -> Value:

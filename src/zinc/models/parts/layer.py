@@ -20,7 +20,12 @@ class RopeTables:
     def get(self, g: Graph, rope: Rope) -> Value:
         """Return the table for `rope`, and add it to the graph when a layer first needs it."""
         if rope not in self.tables:
-            self.tables[rope] = g.rope_table(rope.inverse_frequencies(), scale=rope.scale)
+            self.tables[rope] = g.rope_table(
+                rope.inverse_frequencies(),
+                scale=rope.scale,
+                log_scale=rope.log_scale,
+                period=rope.original_context or 1,
+            )
         return self.tables[rope]
 
 

@@ -22,7 +22,8 @@ class Rope:
     neox: pairs dimensions i and i + dims/2, else 2i and 2i + 1. scaling: none, linear, yarn, or
     longrope (then `divisors` are those for long contexts). factor: context extension. truncate: the
     YaRN ramp starts and ends at whole dimensions. divisors: divide the frequencies, one for each
-    pair. long_divisors: take their place beyond the original context.
+    pair. long_divisors: take their place beyond the original context. log_scale: cosines and sines
+    grow by the factor 1 + log_scale * log(1 + position // original_context).
     """
 
     dims: int
@@ -37,6 +38,7 @@ class Rope:
     truncate: bool = True
     divisors: tuple[float, ...] | None = None
     long_divisors: tuple[float, ...] | None = None
+    log_scale: float = 0.0
 
     def beyond_original(self) -> Rope:
         """Return the RoPE for sequences longer than the original context."""
@@ -68,6 +70,10 @@ class Rope:
         if self.scaling != "yarn":
             return self.attention_factor
         return self.attention_factor * (1.0 + 0.1 * math.log(self.factor))
+
+    def without_temperature(self) -> Rope:
+        """Return this RoPE with `attention_factor` as scale, without the temperature of YaRN."""
+        return replace(self, attention_factor=self.attention_factor**2 / self.scale)
 
     def _correction_range(self) -> tuple[float, float]:
         """Return the first and the last dimension of the YaRN ramp."""

@@ -41,7 +41,8 @@ class Attention:
     without weight on every value head. kv_layer: the layer whose cache this one reads instead of
     having its own. sinks: a learned logit per head in the softmax denominator. v_scale: multiplies
     the values. gated: the sigmoid of a gate for each query head scales the output of that head;
-    attn_q makes it too, or with gate_apart the matrix attn_gate.
+    attn_q makes it too, or with gate_apart the matrix attn_gate. query_rope: the RoPE of queries,
+    if it is not that of keys.
     """
 
     n_heads: int
@@ -62,6 +63,7 @@ class Attention:
     v_scale: float = 1.0
     gated: bool = False
     gate_apart: bool = False
+    query_rope: Rope | None = None
 
     @property
     def q_cols(self) -> int:
@@ -208,8 +210,13 @@ class ModelSpec:
 
     def map_ropes(self, change: Callable[[Rope], Rope]) -> ModelSpec:
         """Return a copy with `change` applied to each layer's RoPE."""
-        layers = (a if a.rope is None else replace(a, rope=change(a.rope)) for a in self.attention)
-        return replace(self, attention=tuple(layers))
+
+        def changed(rope: Rope | None) -> Rope | None:
+            return None if rope is None else change(rope)
+
+        return self.map_attention(
+            lambda a: replace(a, rope=changed(a.rope), query_rope=changed(a.query_rope))
+        )
 
 
 def dense_spec(

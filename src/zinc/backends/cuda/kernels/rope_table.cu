@@ -1,4 +1,5 @@
 // rope_table: cosines, then sines of position * frequency, times a scale. One angle a thread.
+// The scale may grow with the logarithm of the position.
 // Angles grow with the context, so they are kept as a sum of two floats and reduced in three steps
 // (Cody and Waite). The device's own sine is exact to 2^-11 only.
 
@@ -34,7 +35,9 @@ KERNEL(rope_table, Arguments)
     if (group.y >= args.step->tokens || i >= args.n) return;
     float position = float(positionOf(args.step, group.y)), frequency = args.frequencies[i];
     float angle = position * frequency;
-    float2 r = args.scale * sineAndCosine(angle, mad(position, frequency, -angle));
+    float grown = logf(1.0f + float(positionOf(args.step, group.y) / args.period));
+    float scale = args.scale * (1.0f + args.log_scale * grown);
+    float2 r = scale * sineAndCosine(angle, mad(position, frequency, -angle));
     float* y = (float*)(args.y + uint64_t(group.y) * args.y_stride);
     y[i] = r.y;
     y[args.n + i] = r.x;

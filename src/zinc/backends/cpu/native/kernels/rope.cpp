@@ -16,6 +16,11 @@ using table_in = operands::rope_table;
 
 // ---- rope_table: rows of [cos of position * inv_freq | sin of position * inv_freq], times scale
 
+struct TableScale {
+    double scale, log_scale;
+    int period;
+};
+
 void prepare_table(Launch& l, const Attrs& attrs) {
     require_operands(l, table_in::n_inputs, 1);
     const int cols = l.out[0].cols;
@@ -23,7 +28,9 @@ void prepare_table(Launch& l, const Attrs& attrs) {
     require_rows(l, l.out[0], "the table", RowFormat::f32, cols);
     require_vector(l, l.in[table_in::inv_freq], "inv_freq", cols / 2);
     require(l, l.dim == Dim::tokens, "must have one row for each token");
-    l.as<double>() = attrs.get("scale", 1.0);
+    auto& s = l.as<TableScale>();
+    s = {attrs.get("scale", 1.0), attrs.get("log_scale", 0.0), static_cast<int>(attrs.get("period", 1))};
+    require(l, s.period > 0, "the period must be positive");
 }
 
 Grid table_grid(const Launch& l, const Batch& batch) { return Grid(l.rows(batch), l.out[0].cols * 16, true); }
@@ -33,9 +40,10 @@ int table_chunks(const Launch& l, const Batch& batch, int) { return table_grid(l
 void run_table(const Launch& l, const Batch& batch, int chunk, Scratch&) {
     const int half = l.out[0].cols / 2;
     const float* inv_freq = l.in[table_in::inv_freq].tensor->vector();
-    const double scale = l.as<double>();
+    const auto& s = l.as<TableScale>();
     table_grid(l, batch).each(chunk, [&](int t, int, int) {
         float* tab = l.out[0].row(t);
+        const double scale = s.scale * (1 + s.log_scale * std::log(1.0 + batch.positions[t] / s.period));
         for (int i = 0; i < half; ++i) {
             const double angle = static_cast<double>(batch.positions[t]) * static_cast<double>(inv_freq[i]);
             tab[i] = static_cast<float>(std::cos(angle) * scale);
