@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,10 +31,10 @@ VULKAN = {
     "Qwen3 8B Q4_K_M, Q8_0 keys and values": "vulkan-h200-qwen3-8b-q8_0.json",
     "Qwen3.6 35B-A3B Q4_K_M": "vulkan-h200-qwen36-35b-a3b.json",
 }
-# Files of gpu.py --rows on one NVIDIA H100, by backend.
-ROWS = {"CUDA": "cuda-h100-rows.json", "Vulkan": "vulkan-h100-rows.json"}
-# The file of compare_gpu.py, its device, and titles of its shapes.
-GPU_COMPARISON = "gpu-compare-h100.json"
+# Files of gpu.py --rows by backend, for a device.
+ROWS = {"CUDA": "cuda-{}-rows.json", "Vulkan": "vulkan-{}-rows.json"}
+# The files of compare_gpu.py, the device of README's chart, and titles of its shapes.
+GPU_COMPARISON = "gpu-compare-{}.json"
 GPU_NAME = "NVIDIA H100"
 GPU_MODELS = {"qwen3-8b": "Qwen3 8B", "qwen36-35b-a3b": "Qwen3.6 35B-A3B"}
 SAMPLED_BY = {
@@ -132,16 +133,16 @@ def cpu() -> str:
     return "\n\n".join(section(group) for group in ordered)
 
 
-def gpu_comparison() -> dict[str, Any]:
-    """Return the report of compare_gpu.py."""
-    found: dict[str, Any] = json.loads((RESULTS / GPU_COMPARISON).read_text())
+def gpu_comparison(device: str = "h100") -> dict[str, Any]:
+    """Return the report of compare_gpu.py on a device."""
+    found: dict[str, Any] = json.loads((RESULTS / GPU_COMPARISON.format(device)).read_text())
     return found
 
 
-def cuda() -> str:
+def cuda(device: str) -> str:
     """Return the table of zinc and llama.cpp on a GPU."""
     rows = []
-    for shape in gpu_comparison()["shapes"]:
+    for shape in gpu_comparison(device)["shapes"]:
         zinc = shape["zinc"]["steps"]
         decode = zinc["shapes"][0]["decode"]
         decodes = [row["name"] for row in shape["rows"] if row["name"].startswith("decode")]
@@ -154,11 +155,11 @@ def cuda() -> str:
     return table(("tokens/s", "zinc", "llama.cpp", "ratio", "of reads"), rows)
 
 
-def rows() -> str:
+def rows(device: str) -> str:
     """Return the table of steps of several rows, in multiples of a step of one row."""
     found, counts = [], list[int]()
     for backend, name in ROWS.items():
-        for shape in json.loads((RESULTS / name).read_text())["shapes"]:
+        for shape in json.loads((RESULTS / name.format(device)).read_text())["shapes"]:
             first, *steps = shape["row_steps"]
             counts = [step["rows"] for step in steps]
             shares = [f"{step['one_row_steps']:.2f}" for step in steps]
@@ -196,7 +197,13 @@ def engine() -> str:
     return table(["tokens/s", *columns], rows)
 
 
-SECTIONS = {"cpu": cpu, "cuda": cuda, "rows": rows, "vulkan": vulkan, "engine": engine}
+SECTIONS = {
+    "cpu": cpu,
+    **{f"cuda-{device}": partial(cuda, device) for device in ("h100", "h200")},
+    **{f"rows-{device}": partial(rows, device) for device in ("h100", "h200")},
+    "vulkan": vulkan,
+    "engine": engine,
+}
 
 
 def main() -> int:
