@@ -81,4 +81,50 @@ AMD = Driver(
     data=ROOT / "benchmarks" / "results" / "amd-mesa-26.1.json",
     steps=packets.decode_steps,
 )
-DRIVERS = {"amd": AMD}
+
+
+def intel_numbers(found: Explanation) -> Numbers:
+    """Return a kernel's numbers from ANV's statistics and assembly.
+
+    lanes: of a subgroup (SIMD width). registers: most that are live at once, of a subgroup. spills:
+    registers in memory. sends: messages, such as loads and stores. dots, matrices: integer dot
+    (DP4A) and matrix (DPAS) instructions.
+    """
+    s, text = found.statistics, found.text
+    return {
+        "lanes": int(s["Max dispatch width"]),
+        "registers": int(s["Max live registers"]),
+        "spills": int(s["Spills"]),
+        "shared_bytes": int(s["Workgroup Memory Size"]),
+        "instructions": int(s["Instructions"]),
+        "sends": int(s["SENDs"]),
+        "dots": len(re.findall(r"\bdp4a", text)),
+        "matrices": len(re.findall(r"\bdpas", text)),
+    }
+
+
+INTEL_DRIVER = Driver(
+    gpus=("dg2", "mtl", "lnl", "bmg"),
+    numbers=intel_numbers,
+    columns={
+        "lanes": "SIMD",
+        "registers": "live",
+        "spills": "spills",
+        "shared_bytes": "shared",
+        "instructions": "instructions",
+        "sends": "sends",
+        "dots": "dp4a",
+        "matrices": "dpas",
+    },
+    summary={
+        "kernels": len,
+        "that spill": lambda rows: sum(row["spills"] > 0 for row in rows),
+        "spills": lambda rows: sum(row["spills"] for row in rows),
+        "most instructions": lambda rows: max(row["instructions"] for row in rows),
+        "with DP4A": lambda rows: sum(row["dots"] > 0 for row in rows),
+        "with DPAS": lambda rows: sum(row["matrices"] > 0 for row in rows),
+    },
+    page=ROOT / "docs" / "intel.md",
+    data=ROOT / "benchmarks" / "results" / "intel-mesa-26.1.json",
+)
+DRIVERS = {"amd": AMD, "intel": INTEL_DRIVER}

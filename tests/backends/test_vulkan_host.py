@@ -260,7 +260,12 @@ def test_a_device_below_the_required_limits_is_refused(change, lacking):
         p13.maxSubgroupSize = 128
     if change.get("maxSubgroupSize") == 4:
         p13.minSubgroupSize, p13.maxSubgroups = 4, 256
-    found = physical._missing({*physical.NEEDED, "subgroupSizeControl"}, limits, p11, p13)
+    found = physical._missing(
+        {*physical.NEEDED, "subgroupSizeControl"},
+        SimpleNamespace(limits=limits, vendor=0),
+        p11,
+        p13,
+    )
     assert found == ([lacking] if lacking else [])
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from zinc.backends.vulkan import VulkanBackend, shaders
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
 from zinc.gpu.arguments.constants import ProductKind
 from zinc.gpu.dispatch import KernelVariant
-from zinc.gpu.features import Features
+from zinc.gpu.features import Features, MatrixShape
 from zinc.ops import OPS
 from zinc.ops.attention import _attention_case
 from zinc.ops.cases import Case
@@ -70,6 +71,26 @@ for _name, _heads, _kv, _dim in (
 def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VulkanBackend]:
     """Return a backend whose device claims to have matrices of 16 x 16 and 16 x 8."""
     folder = tmp_path_factory.mktemp("kernels")
+    with emulating(folder, narrow_matrix=True, shared_bytes=65536) as found:
+        yield found
+
+
+@pytest.fixture(scope="module", params=["xe2", "xe-hpg"])
+def intel(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VulkanBackend]:
+    """Return a backend whose device claims to have the matrices and registers of Intel's GPUs."""
+    shape, registers = {"xe2": ((8, 16, 16), 128), "xe-hpg": ((8, 8, 16), 64)}[request.param]
+    folder = tmp_path_factory.mktemp("kernels")
+    with emulating(
+        folder, matrix=MatrixShape(*shape), registers=registers, shared_bytes=65536
+    ) as found:
+        yield found
+
+
+@contextmanager
+def emulating(folder: Path, **features: object) -> Iterator[VulkanBackend]:
+    """Return a backend with emulated matrices, whose device claims to have `features`."""
     with pytest.MonkeyPatch.context() as patch:
         copied_kernels(folder, patch)
         assert (folder / "cooperative.slang").is_file()
@@ -77,9 +98,8 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VulkanBackend]
         found = api.create("vulkan")
         if found.features.subgroup != 8:
             pytest.skip("needs subgroups of 8, as lavapipe has them")
-        found.features = replace(
-            found.features, cooperative_matrix=True, narrow_matrix=True, shared_bytes=65536
-        )
+        found.features = replace(found.features, cooperative_matrix=True, **features)
+        patch.setattr(found.device, "features", found.features)
         yield found
 
 
@@ -199,4 +219,42 @@ def test_experts_with_matrices_agree_with_reference(
     h = g.moe_glu(x, order, starts, gate, up, activation=ActivationFn.SILU)
     down = case.experts(4, 40, 64, GGMLType.Q8_0, 64**-0.5)
     check(backend, OPS["moe_down"], case.returns(g.moe_down(h, order, starts, routes, down)))
+    assert products(used) == {"gemm"}
+
+
+def noted(backend: VulkanBackend, monkeypatch: pytest.MonkeyPatch) -> list[KernelVariant]:
+    """Return a list that collects the kernels that `backend` prepares."""
+    prepare, found = backend.host.pipelines.prepare, list[KernelVariant]()
+
+    def noting(shaders, progress=None):
+        found.extend(shaders)
+        prepare(found, progress)
+
+    monkeypatch.setattr(backend.host.pipelines, "prepare", noting)
+    return found
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("name", ["8x1x16", "window", "sinks", "wide"])
+def test_attention_with_intels_matrices_agrees_with_reference(
+    intel: VulkanBackend, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    wide = _attention_case(Case("wide", 20), 4, 2, 144, True)
+    case = wide if name == "wide" else CASES[name]
+    used = noted(intel, monkeypatch)
+    check(intel, OPS["attention"], case)
+    assert {shader.name for shader in used if "matrices" in shader.name} == {MANY}
+
+
+@pytest.mark.every
+@pytest.mark.parametrize(
+    ("n_x", "type"), [(9, GGMLType.Q5_1), (40, GGMLType.Q8_0), (100, GGMLType.Q8_0)]
+)
+def test_products_with_intels_matrices_agree_with_reference(
+    intel: VulkanBackend, monkeypatch: pytest.MonkeyPatch, n_x: int, type: GGMLType
+) -> None:
+    case = Case("many", n_x)
+    weight = case.matrix(72, 288, type, 288**-0.5)
+    used = noted(intel, monkeypatch)
+    check(intel, OPS["linear"], case.returns(case.graph.linear(case.rows(288), weight)))
     assert products(used) == {"gemm"}

@@ -18,7 +18,7 @@ from zinc.gpu.addresses import DeviceWeight
 from zinc.gpu.arguments.constants import ProductKind
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch
-from zinc.gpu.features import MAX_THREADS, Features
+from zinc.gpu.features import MAX_THREADS, Features, MatrixShape
 from zinc.gpu.lower.linear import Product
 from zinc.gpu.lower.weights import distance
 from zinc.gpu.memory import CounterAllocator, ScratchAllocator
@@ -33,6 +33,22 @@ DEVICES = {
         32, cooperative_matrix=True, narrow_matrix=True, shared_bytes=49152, compute_units=132
     ),
     "matrices": Features(32, cooperative_matrix=True, shared_bytes=49152, compute_units=96),
+    "xe2": Features(
+        16,
+        cooperative_matrix=True,
+        matrix=MatrixShape(8, 16, 16),
+        registers=128,
+        shared_bytes=49152,
+        compute_units=20,
+    ),
+    "xe-hpg": Features(
+        16,
+        cooperative_matrix=True,
+        matrix=MatrixShape(8, 8, 16),
+        registers=64,
+        shared_bytes=49152,
+        compute_units=32,
+    ),
     "amd": Features(64, shared_bytes=65536, compute_units=64),
 }
 SHAPES = [(4096, 4096), (12288, 4096), (1024, 12288), (17, 64), (256, 2048)]
@@ -87,9 +103,10 @@ def test_tiles_cover_every_row_within_the_limits(store: RowFormat) -> None:
             shared = 144 * (macros["ROWS"] + macros["BATCH"])
             if macros["MATRICES"]:
                 threads = macros["DOWN"] * macros["ACROSS"] * macros["KSPLIT"] * subgroup
-                width = min(macros["BATCH"] // macros["ACROSS"], 16)
-                assert width == 16 or (width == 8 and DEVICES[device].narrow_matrix)
-                assert macros["ROWS"] % (16 * macros["DOWN"]) == 0
+                m, n, _ = DEVICES[device].matrix
+                width = min(macros["BATCH"] // macros["ACROSS"], n)
+                assert width == n or (width == 8 and DEVICES[device].narrow_matrix)
+                assert macros["ROWS"] % (m * macros["DOWN"]) == 0
                 assert macros["BATCH"] % (width * macros["ACROSS"]) == 0
                 # At the end each subgroup stages a column of sum matrices in the same memory.
                 assert macros["ACROSS"] * macros["ROWS"] * width * 4 <= shared

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zinc.gpu.features import Features
+from zinc.gpu.features import FULL_REGISTERS, Features
 from zinc.gpu.packing import FLOATS, UNIT
 from zinc.gpu.tuned import TileKey
 
+MANY_REGISTERS = 128  # of a lane, for the largest tiles of registers
 MAX_BATCH = 8  # rows of x that a GEMV multiplies in one pass over the weights
 # Rows of x in one pass in batch-invariant mode, whatever the step. Decode reads weights once as
 # otherwise; a prompt reads them once for every four tokens.
@@ -181,7 +182,8 @@ def _gemv_slots(features: Features, rows: int, units: int) -> GemvTile:
 def _batch(features: Features, n_x: int) -> int:
     if features.batch_invariant:
         return INVARIANT_BATCH
-    return next((n for n in (1, 2, 4) if n >= n_x), MAX_BATCH)
+    most = max(1, MAX_BATCH * features.registers // FULL_REGISTERS)
+    return next((n for n in (1, 2, 4) if n >= min(n_x, most)), MAX_BATCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,15 +239,30 @@ def _gemm_block(features: Features, half: bool, n_x: int) -> GemmTile:
     """Return the GEMM tile for `n_x` rows of x where every workgroup takes all columns."""
     if half and features.cooperative_matrix and features.shared_bytes >= 36864:
         if n_x <= 32:
-            return GemmTile(128, 32, down=4, across=2)
-        if n_x <= 64:
-            return GemmTile(64, 64, down=2, across=2)
-        return GemmTile(128, 128, down=2, across=4)
+            tile = GemmTile(128, 32, down=4 * FULL_REGISTERS // features.registers, across=2)
+        elif features.registers < MANY_REGISTERS:
+            tile = GemmTile(64, 64, down=8, across=4)
+        elif n_x <= 64:
+            tile = GemmTile(64, 64, down=2, across=2)
+        else:
+            tile = GemmTile(128, 128, down=2, across=4)
+        return _within_registers(features, tile)
     if features.subgroup < 16:  # a CPU: a small kernel compiles sooner
         return GemmTile(32, 16, sums=2)
     if n_x <= 32:
         return GemmTile(64, 32, sums=8)
     return GemmTile(64, 64, sums=8)
+
+
+def _within_registers(features: Features, tile: GemmTile) -> GemmTile:
+    """Return the tile shared by enough subgroups that sums take a quarter of a lane's registers."""
+    sums = tile.rows * tile.batch // features.subgroup
+    while (
+        4 * sums > tile.subgroups * features.registers
+        and tile.rows >= 2 * tile.down * features.matrix.m
+    ):
+        tile = replace(tile, down=2 * tile.down)
+    return tile
 
 
 def takes_few_rows(features: Features, half: bool, n_x: int) -> bool:

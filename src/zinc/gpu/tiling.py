@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from zinc.gpu.features import MATRIX_SIDE, MAX_THREADS, NARROW_SIDE, Features
+from zinc.gpu.features import FULL_REGISTERS, MAX_THREADS, NARROW, SQUARE, Features
 from zinc.gpu.packing import FLOATS
 from zinc.gpu.tiles import STEP_COLS, GemmTile, GemvTile
 from zinc.gpu.tuned import TileKey
@@ -109,11 +109,12 @@ def _matrix_refusal(features: Features, key: TileKey, tile: GemmTile) -> str:
     if tile.subgroups * features.subgroup > MAX_THREADS:
         return f"more than {MAX_THREADS} threads"
     height, width = tile.rows // tile.down, tile.batch // tile.across
-    if height < MATRIX_SIDE or width < (NARROW_SIDE if features.narrow_matrix else MATRIX_SIDE):
+    m, n, _ = features.matrix
+    if height < m or width < (NARROW.n if features.narrow_matrix else n):
         return "subgroups without a whole matrix"
-    if height * width > MAX_MATRICES * MATRIX_SIDE**2:
+    if height * width > MAX_MATRICES * SQUARE.m * SQUARE.n * features.registers // FULL_REGISTERS:
         return "too many registers"
-    staged = 4 * tile.subgroups * height * min(width, MATRIX_SIDE)
+    staged = 4 * tile.subgroups * height * min(width, n)
     fits = staged <= tile.shared_bytes
     return "" if fits else "a column of matrices does not fit in shared memory"
 
@@ -126,7 +127,7 @@ def gemm_seeds(features: Features, key: TileKey) -> Iterable[GemmTile]:
         yield GemmTile(rows, batch, down=down, across=across)
     yield GemmTile(64, 64, sums=8)
     yield GemmTile(64, 32, sums=4)
-    batch = max(NARROW_SIDE, min(64, key.rounded.n_x))
+    batch = max(NARROW.n, min(64, key.rounded.n_x))
     for down, across, split in ((1, 1, 8), (2, 1, 2), (2, 2, 2), (4, 2, 1)):
         yield GemmTile(64, batch, down=down, across=across, split=split)
 

@@ -30,6 +30,7 @@ from zinc.backends.vulkan.physical import (
     choose,
     extensions,
     library,
+    registers_of,
     subgroup_of,
     supported_features,
 )
@@ -38,7 +39,7 @@ from zinc.backends.vulkan.vk.library import Library
 from zinc.core.env import VULKAN_COHERENT
 from zinc.core.errors import DeviceError, UnsupportedError, ZincError
 from zinc.gpu.errors import DeviceLostError
-from zinc.gpu.features import MATRIX_SIDE, NARROW_SIDE, Features
+from zinc.gpu.features import MATRIX_SHAPES, NARROW, SQUARE, Features, MatrixShape
 
 SLEEP_S = 2e-4  # a sleeping wait wakes up this much before the expected end
 FLOAT16, FLOAT32, SUBGROUP_SCOPE = 0, 1, 3
@@ -210,19 +211,22 @@ class Device:
         self.timestamp_s = p.limits.timestampPeriod * 1e-9
         self.max_allocation = min(p11.maxMemoryAllocationSize, p13.maxBufferSize or 1 << 62)
         has = supported_features(lib, physical)
-        subgroup, self.sets_subgroup_size = subgroup_of(has, p11, p13)
+        subgroup, self.sets_subgroup_size = subgroup_of(has, p.vendor, p11, p13)
         self.fills_subgroups = "computeFullSubgroups" in has
         units = sms.count or cores.engines * cores.arrays * cores.units
         if not units:
             units = os.cpu_count() or 1 if p.kind == vk.CPU_DEVICE else 16
         self.enabled = has
         self.coherent = self._stores_coherently(p12.driverID)
-        columns = self._columns() if COOPERATIVE_MATRIX in self.extensions else set()
+        shapes = self._matrix_shapes() if COOPERATIVE_MATRIX in self.extensions else set()
+        matrix = next((shape for shape in MATRIX_SHAPES if shape in shapes), None)
         self.features = Features(
             subgroup=subgroup,
             integer_dot="shaderIntegerDotProduct" in has,
-            cooperative_matrix=MATRIX_SIDE in columns,
-            narrow_matrix=MATRIX_SIDE in columns and NARROW_SIDE in columns,
+            cooperative_matrix=matrix is not None,
+            narrow_matrix={SQUARE, NARROW} <= shapes,
+            matrix=matrix or SQUARE,
+            registers=registers_of(p.vendor, subgroup, p13),
             shared_bytes=p.limits.maxComputeSharedMemorySize,
             compute_units=units,
         )
@@ -242,8 +246,8 @@ class Device:
             )
         return driver == vk.DRIVER_RADV and able if wanted is None else wanted
 
-    def _columns(self) -> set[int]:
-        """Return n for each 16 x n x 16 matrix product of float16 into float32 that there is."""
+    def _matrix_shapes(self) -> set[MatrixShape]:
+        """Return the shapes of all matrix products of float16 into float32."""
         features = vk.CooperativeMatrixFeatures()
         self._lib.vkGetPhysicalDeviceFeatures2(
             self._physical, byref(vk.Features2().chain(features))
@@ -257,8 +261,10 @@ class Device:
         for tile in tiles:
             tile.sType = vk.CooperativeMatrixProperties.stype
         get(self._physical, byref(count), byref(tiles))
-        want = (MATRIX_SIDE, MATRIX_SIDE, FLOAT16, FLOAT16, FLOAT32, FLOAT32, SUBGROUP_SCOPE)
-        return {t.n for t in tiles if (t.m, t.k, t.a, t.b, t.c, t.result, t.scope) == want}
+        want = (FLOAT16, FLOAT16, FLOAT32, FLOAT32, SUBGROUP_SCOPE)
+        return {
+            MatrixShape(t.m, t.n, t.k) for t in tiles if (t.a, t.b, t.c, t.result, t.scope) == want
+        }
 
     def _compute_family(self) -> tuple[int, int]:
         """Return a queue family with compute, and the bits of its timestamps.

@@ -37,6 +37,9 @@ EXECUTABLES = "VK_KHR_pipeline_executable_properties"
 SM_BUILTINS, SHADER_CORES = "VK_NV_shader_sm_builtins", "VK_AMD_shader_core_properties"
 PORTABILITY = "VK_KHR_portability_subset"  # must be enabled if a device has it
 WAVE = 32  # subgroup size to ask for if the device lets us choose
+INTEL = 0x8086  # vendor
+INTEL_WAVE = 16  # with 32 lanes a thread of Intel's GPUs has too few registers, and kernels spill
+INTEL_REGISTERS = 128  # of a thread; each has 32 bits for every lane of the smallest subgroup
 SUBGROUPS = (8, 16, 32, 64)  # subgroup sizes that kernels are written for
 SUBGROUP_BASIC_OPERATIONS = 0b11111  # basic, vote, arithmetic, ballot, shuffle
 
@@ -133,7 +136,7 @@ def _candidate(lib: Library, index: int, handle: int) -> Candidate:
         p11, p13 = vk.Properties11(), vk.Properties13()
         properties.chain(p11).chain(p13)
         lib.vkGetPhysicalDeviceProperties2(handle, byref(properties))
-        missing = _missing(supported_features(lib, handle), p.limits, p11, p13)
+        missing = _missing(supported_features(lib, handle), p, p11, p13)
     return Candidate(
         index,
         handle,
@@ -145,9 +148,10 @@ def _candidate(lib: Library, index: int, handle: int) -> Candidate:
     )
 
 
-def _missing(has: set[str], limits: Any, p11: Any, p13: Any) -> list[str]:
+def _missing(has: set[str], p: Any, p11: Any, p13: Any) -> list[str]:
     """Return the required features and limits that a device with these properties lacks."""
-    lanes, chosen = subgroup_of(has, p11, p13)
+    limits = p.limits
+    lanes, chosen = subgroup_of(has, p.vendor, p11, p13)
     threads = min(limits.maxComputeWorkGroupInvocations, limits.maxComputeWorkGroupSize[0])
     if chosen:
         threads = min(threads, lanes * p13.maxSubgroups)
@@ -166,12 +170,20 @@ def _missing(has: set[str], limits: Any, p11: Any, p13: Any) -> list[str]:
     return [*sorted(NEEDED - has), *(what for what, given in wanted.items() if not given)]
 
 
-def subgroup_of(has: set[str], p11: Any, p13: Any) -> tuple[int, bool]:
+def subgroup_of(has: set[str], vendor: int, p11: Any, p13: Any) -> tuple[int, bool]:
     """Return the subgroup size, and whether pipelines must ask for it."""
     if "subgroupSizeControl" in has and p13.requiredStages & vk.SHADER_STAGE_COMPUTE:
-        lanes = min(max(WAVE, p13.minSubgroupSize), p13.maxSubgroupSize)
+        wanted = INTEL_WAVE if vendor == INTEL else WAVE
+        lanes = min(max(wanted, p13.minSubgroupSize), p13.maxSubgroupSize)
         return lanes, p13.minSubgroupSize < p13.maxSubgroupSize
     return p11.subgroupSize, False
+
+
+def registers_of(vendor: int, lanes: int, p13: Any) -> int:
+    """Return the 32-bit registers of a lane in subgroups of `lanes`."""
+    if vendor == INTEL and lanes and p13.minSubgroupSize:
+        return INTEL_REGISTERS * int(p13.minSubgroupSize) // lanes
+    return 256
 
 
 def supported_features(lib: Library, handle: int) -> set[str]:

@@ -16,7 +16,7 @@ from zinc.backends.vulkan.shaders import for_device, spirv
 from zinc.gpu import ahead
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import KernelVariant
-from zinc.gpu.features import Features
+from zinc.gpu.features import MATRIX_SHAPES, SQUARE, Features
 from zinc.gpu.kv_layout import DTYPES
 
 
@@ -33,8 +33,9 @@ def device_classes() -> Iterator[Features]:
     units = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # tiles change at powers of two
     for subgroup, matrix in product((8, 16, 32, 64), (False, True)):
         for n, narrow in product(units if subgroup > 8 else units[:1], (False, True)):
-            # On a CPU tiles do not depend on compute units, and there are no matrices.
-            if (subgroup > 8 or not matrix) and (matrix or not narrow):
+            # On a CPU tiles do not depend on compute units, and there are no matrices. Subgroups of
+            # 16 are Intel's.
+            if subgroup != 16 and (subgroup > 8 or not matrix) and (matrix or not narrow):
                 yield Features(
                     subgroup,
                     cooperative_matrix=matrix,
@@ -42,6 +43,17 @@ def device_classes() -> Iterator[Features]:
                     shared_bytes=49152,
                     compute_units=n,
                 )
+    for n, registers, shape in product(units, (64, 128), (None, *MATRIX_SHAPES[1:])):
+        # Only Xe2 and its successors, with 128 registers a lane, have matrices of 16 columns.
+        if shape is None or (shape.n == 16) == (registers == 128):
+            yield Features(
+                16,
+                cooperative_matrix=shape is not None,
+                matrix=shape or SQUARE,
+                registers=registers,
+                shared_bytes=49152,
+                compute_units=n,
+            )
 
 
 def shipped(plan: Plan, devices: Iterable[Features], context: int) -> set[KernelVariant]:

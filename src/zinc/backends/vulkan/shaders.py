@@ -33,7 +33,7 @@ from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError
 from zinc.gpu.disk_cache import save
 from zinc.gpu.dispatch import KernelVariant
-from zinc.gpu.features import Features
+from zinc.gpu.features import SQUARE, Features
 from zinc.gpu.host import Progress
 
 KERNELS = Path(__file__).parent / "kernels"
@@ -85,8 +85,14 @@ def key(shader: KernelVariant) -> str:
 
 
 def for_device(shader: KernelVariant, features: Features) -> KernelVariant:
-    """Return a kernel with the macro SUBGROUP, the subgroup size of the device."""
-    return KernelVariant(shader.name, (*shader.defines, ("SUBGROUP", features.subgroup)))
+    """Return a kernel with the device's macros: subgroup size, few registers, unusual matrices."""
+    defines = (*shader.defines, ("SUBGROUP", features.subgroup))
+    if features.has_few_registers:
+        defines = (*defines, ("FEW_REGISTERS", 1))
+    if features.matrix != SQUARE:
+        m, n, k = features.matrix
+        defines = (*defines, ("MATRIX_M", m), ("MATRIX_N", n), ("MATRIX_K", k))
+    return KernelVariant(shader.name, defines)
 
 
 @cache

@@ -21,7 +21,7 @@ from zinc.gpu.arguments.structs import (
 )
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
-from zinc.gpu.features import MATRIX_SIDE, NARROW_SIDE
+from zinc.gpu.features import FULL_REGISTERS, NARROW, SQUARE
 from zinc.gpu.kernel_set import fuses, lowers
 from zinc.gpu.lower.attention_tiles import many_queries
 from zinc.gpu.lower.elementwise import elementwise
@@ -309,10 +309,12 @@ def _few_cut(
 
 
 def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket, splits_few: bool) -> _Cut:
-    repeats, subgroup = n_heads // state.n_heads, at.features.subgroup
-    lanes = min(subgroup, power_of_two(ceil_div(state.head_dim, 8)))
+    repeats, features = n_heads // state.n_heads, at.features
+    lanes = min(features.subgroup, power_of_two(ceil_div(state.head_dim, 8)))
     chunks = ceil_div(state.head_dim, 8 * lanes)
-    parts = ceil_div(repeats, max(1, MAX_CHUNKS // chunks))
+    registers = min(features.registers, FULL_REGISTERS)
+    max_chunks = MAX_CHUNKS * registers // FULL_REGISTERS
+    parts = ceil_div(repeats, max(1, max_chunks // chunks))
     each = ceil_div(repeats, parts)
     sums, keys = each * state.head_dim_v, visible_keys(state, bucket)
     waves = max(1, min(WAVES, MAX_SUMS // sums))
@@ -326,7 +328,9 @@ def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket, splits
         if keys <= SHALLOW_KEYS and splits > 1 and not splits_few:
             room = (at.features.shared_bytes - SHALLOW_WAVES * 8 * each) // (4 * sums)
             waves, splits = max(waves, min(SHALLOW_WAVES, room)), 1
-    defines = (("AT_ONCE", AT_ONCE), ("LANES", lanes), ("WAVES", waves))
+    wide = chunks > 1 or registers <= FULL_REGISTERS // 4
+    at_once = 1 if features.has_few_registers and wide else AT_ONCE
+    defines = (("AT_ONCE", at_once), ("LANES", lanes), ("WAVES", waves))
     return _Cut("attention", each, splits, defines)
 
 
@@ -340,7 +344,7 @@ def _matrices(
     """
     repeats, features, cache = n_heads // state.n_heads, at.features, at.kv(state)
     dims = state.head_dim, state.head_dim_v
-    columns = NARROW_SIDE if features.narrow_matrix else MATRIX_SIDE
+    columns = (NARROW if features.narrow_matrix else SQUARE).n
     parts = ceil_div(repeats, columns)
     each = ceil_div(repeats, parts)
     tile = max(TILE_KEYS * (max(dims) // 8 + 1), columns * (state.head_dim_v // 4 + 1))
@@ -351,6 +355,7 @@ def _matrices(
     tiles = max(waves * tile, columns * (state.head_dim // 8 + 1) + head * (each + 2))
     if (
         not features.cooperative_matrix
+        or features.matrix != SQUARE
         or features.batch_invariant
         or repeats < fewest
         or any(dim % 16 for dim in dims)

@@ -29,7 +29,7 @@ TILE_HALVES = 8192
 KEY_HALVES = 4096
 TILE_THREADS = 128
 
-# Matrices: rows of queries and keys of a tile. A subgroup scores 16 against 16.
+# Matrices: rows of queries and keys of a tile. A subgroup scores a matrix of them.
 MATRIX_ROWS = 64
 MATRIX_KEYS = 32
 MAX_MATRIX_DIM = 256  # widest head whose queries and half of its sums fit into registers
@@ -40,8 +40,9 @@ def many_queries(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> li
     q, state, (y,) = rows(launch, "q"), operand(launch, "cache", KVState), launch.outputs
     n_heads = int(launch.attributes["n_heads"])
     own: tuple[tuple[str, int], ...] = ()
-    if _has_matrices(state, at, MATRIX_ROWS, MATRIX_KEYS):
-        name, n_rows, keys = "attention_matrices", MATRIX_ROWS, MATRIX_KEYS
+    fitting = [tile for tile in _matrix_tiles(state, at) if _has_matrices(state, at, *tile)]
+    if fitting:
+        name, (n_rows, keys) = "attention_matrices", fitting[0]
     else:
         wide = max(state.head_dim, state.head_dim_v)
         n_rows = min(32, power_of_two(TILE_HALVES // wide + 1) // 2)
@@ -90,10 +91,25 @@ def many_queries(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> li
     return [Dispatch(kernel, arguments, (state.n_heads, tiles, 1))]
 
 
+def _matrix_tiles(state: KVState, at: Addresses) -> list[tuple[int, int]]:
+    """Return tiles (rows of queries, keys) for matrices, best first.
+
+    With more keys more subgroups share the sums of a row.
+    """
+    if not at.features.has_few_registers:
+        return [(MATRIX_ROWS, MATRIX_KEYS)]
+    if max(state.head_dim, state.head_dim_v) <= 128:
+        return [(MATRIX_ROWS, MATRIX_KEYS), (MATRIX_ROWS // 2, MATRIX_KEYS)]
+    return [(MATRIX_ROWS // 4, 2 * MATRIX_KEYS), (MATRIX_ROWS // 2, MATRIX_KEYS)]
+
+
 def _has_matrices(state: KVState, at: Addresses, rows: int, keys: int) -> bool:
     """Return whether the kernel with matrices can use tiles of `rows` queries and `keys` keys."""
-    pitches = (state.head_dim + state.head_dim_v) // 8 + 2  # of a key and its value
-    tile = 16 * max(keys * pitches, rows * (state.head_dim // 8 + 1))
+    key, value = state.head_dim // 8 + 1, state.head_dim_v // 8 + 1
+    if at.features.has_few_registers:  # values take the place of keys, and queries stay
+        tile = 16 * (keys * max(key, value) + rows * key)
+    else:
+        tile = 16 * max(keys * (key + value), rows * key)
     scored = rows * (4 * (keys + 4) + 2 * (keys + 8) + 12)  # scores, weights, running maxima
     return (
         at.features.cooperative_matrix

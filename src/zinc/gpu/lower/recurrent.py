@@ -11,6 +11,7 @@ from zinc.gpu.arguments.structs import (
 )
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.features import Features
 from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import (
     ceil_div,
@@ -145,7 +146,7 @@ def _rule(
             ("K_DIM", k_dim),
             ("ROLLBACK", rollback),
             ("ROWS", n_rows),
-            ("SHARE", 8 if k_dim % 32 == 0 else 4),
+            ("SHARE", _lanes_of_column(at.features, k_dim)),
             ("SSM", int(skip is not None)),
             ("VECTORS", in_vectors(at, qkv)),
             ("V_DIM", v_dim),
@@ -174,3 +175,10 @@ def _rule(
     )
     grid = (attrs["n_v_heads"], ceil_div(v_dim, DELTA_COLS), bucket.sequences)
     return [Dispatch(kernel, arguments, grid)]
+
+
+def _lanes_of_column(features: Features, k_dim: int) -> int:
+    """Return the lanes that share a column of the state."""
+    if features.has_few_registers and features.subgroup >= 16 and k_dim % 64 == 0:
+        return 16
+    return 8 if k_dim % 32 == 0 else 4
