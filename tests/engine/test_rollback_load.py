@@ -97,4 +97,4 @@ def test_programs_for_readouts_use_the_same_states() -> None:
     with LoadedModel.open(options_of("qwen35", CHUNK)) as model:
         prepare = model.engine._runner._prepare
         assert prepare is not None
-        assert prepare(ReadoutKind.HIDDEN, False).plan.states == model.plan.states
+        assert prepare(ReadoutKind.HIDDEN, False, False).plan.states == model.plan.states

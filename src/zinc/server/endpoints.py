@@ -25,6 +25,7 @@ from zinc.server.apis.ollama import models as ollama_models
 from zinc.server.apis.openai import batches, chat, completions, embeddings, files
 from zinc.server.apis.openai.responses import endpoints as responses
 from zinc.server.apis.openai.responses.fields import ResponseFields
+from zinc.server.apis.shared.fields import LoraScale
 from zinc.server.apis.shared.service import Service
 from zinc.server.http.body import Fields
 from zinc.server.http.openapi import EVENT_STREAM, NDJSON, Operation
@@ -197,9 +198,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/lora-adapters", adapters.list_adapters, "The LoRA adapters and their scales", "llama.cpp",
         query=("model",),
     ),
-    _get(
-        "/lora-adapters", adapters.set_scales, "Set the scales of LoRA adapters", "llama.cpp",
-        query=("model",), method="POST",
+    Endpoint(
+        adapters.set_scales,
+        Operation(
+            "POST", "/lora-adapters", "Set the scales of LoRA adapters", "llama.cpp",
+            items=LoraScale, query=("model",), statuses=(404, 413),
+        ),
     ),
     _post(
         "/api/chat", ollama_chat.chat, ollama_chat.OllamaChatFields,

@@ -19,7 +19,6 @@ from zinc.backends.split import SplitBackend
 from zinc.core.errors import DeviceError, MemoryLimitError, RequestError
 from zinc.engine.cache_layout import context_bytes, resolve_kv_dtype, state_bytes_per_sequence
 from zinc.engine.load.auto import find_gpus
-from zinc.engine.load.bandwidth import bandwidth_of
 from zinc.engine.load.device_map import (
     ROOM_TOKENS,
     BackendChoice,
@@ -277,6 +276,8 @@ def _speeds(devices: Sequence[Backend]) -> list[float]:
     """Return the read bandwidth of each device; equal ones if the devices are or it is unknown."""
     if len({device.describe() for device in devices}) == 1:
         return [1.0] * len(devices)
+    from zinc.engine.load.bandwidth import bandwidth_of
+
     rates = [bandwidth_of(device) for device in devices]
     known = [rate.bytes_per_s for rate in rates if rate is not None]
     return known if len(known) == len(devices) else [1.0] * len(devices)

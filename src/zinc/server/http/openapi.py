@@ -24,9 +24,10 @@ _REF = "#/components/schemas/{model}"
 class Operation:
     """The description of an endpoint.
 
-    fields: the model of the request body. is_upload: the body is a form with a file. query: names
-    of query parameters. streams: the media type of the response as a stream, "" if it cannot be
-    one. statuses: error statuses beyond the common ones.
+    fields: the model of the request body. items: the model of each item, if the body is an array.
+    is_upload: the body is a form with a file. query: names of query parameters. streams: the media
+    type of the response as a stream, "" if it cannot be one. statuses: error statuses beyond the
+    common ones.
     """
 
     method: str
@@ -34,6 +35,7 @@ class Operation:
     summary: str
     tag: str
     fields: type[Fields] | None = None
+    items: type[Fields] | None = None
     is_upload: bool = False
     query: tuple[str, ...] = ()
     media_type: str = "application/json"
@@ -58,7 +60,8 @@ _MEANINGS = {
 
 def document(operations: Sequence[Operation], with_key: bool) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document. with_key: the server asks for an API key."""
-    kinds = list(dict.fromkeys(o.fields for o in operations if o.fields is not None))
+    bodies = (kind for o in operations for kind in (o.fields, o.items) if kind is not None)
+    kinds = list(dict.fromkeys(bodies))
     _, definitions = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template=_REF, by_alias=True
     )
@@ -121,6 +124,12 @@ def _describe(operation: Operation, path: str) -> dict[str, Any]:
         found["requestBody"] = {
             "required": True,
             "content": {"application/json": {"schema": schema}},
+        }
+    if operation.items is not None:
+        items = {"$ref": _REF.format(model=operation.items.__name__)}
+        found["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": {"type": "array", "items": items}}},
         }
     if operation.is_upload:
         found["requestBody"] = {
