@@ -1,7 +1,7 @@
 """Compile the kernels of the benchmark shapes for GPUs of the rig, and collect their numbers.
 
-The kernels are those that a plan of each model shape runs in each step of STEPS, with each type of
-KV cache. Model files of four layers are written on the spot, because kernels depend on the sizes of
+Each model shape is planned, and every kernel of its steps in STEPS is compiled, for each type of KV
+cache. Model files of four layers are written on the spot, because kernels depend on the sizes of
 a layer and not on the number of layers.
 """
 

@@ -102,8 +102,9 @@ def _packets(words: Sequence[int]) -> Iterator[Packet]:
 def decode_step(dump: str) -> dict[str, Any]:
     """Return facts about the last command stream of a dump, which is a decode step.
 
-    waits: barriers between the first and the last dispatch. cache_actions: how often each set of
-    cache actions occurs there, by the hexadecimal bits. l2_flushes: those that touch the L2.
+    waits: barriers between the first and the last dispatch. cache_actions: the number of barriers
+    for each GCR_CNTL value, in hexadecimal. l2_flushes: the number of barriers that write back or
+    invalidate the L2 cache.
     """
     packets = streams(dump)[-1]
     dispatches = [i for i, packet in enumerate(packets) if packet.is_dispatch]

@@ -101,7 +101,7 @@ class LLM:
         every source, where that changes no token of an answer (docs/speculation.md).
     draft: a smaller model with the same vocabulary, which drafts tokens.
     lora: GGUF files of LoRA adapters: one path, several, or a dict with the scale of each
-        (docs/lora.md). Requests use all of them with these scales, or those that they name.
+        (docs/lora.md). A request that names no adapters uses all of them with these scales.
     pooling: how `embed` turns the rows of a text into one (default: the file's, or "mean").
     chat_template: Jinja source that replaces the file's template.
     options: further options of the backend, see `zinc.backends.api.create`.

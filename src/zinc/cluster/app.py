@@ -105,7 +105,7 @@ def build(args: Mapping[str, Any]) -> Any:
     """Return the Serve application for options as in `ClusterOptions`. Raises RequestError."""
     options = ClusterOptions.of(args)
     given = options.changed()
-    # Only what a replica reads is an argument of it: other changes need no new replicas.
+    # Ray replaces replicas whose arguments changed, so a replica gets only the options it reads.
     replica = {name: given[name] for name in ("serve", "cpus", "gpus") if name in given}
     engine = serve.deployment(EngineDeployment).options(
         name=ENGINE,

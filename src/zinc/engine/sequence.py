@@ -178,7 +178,8 @@ class Sequence:
         """The namespace of its cached prefixes.
 
         Keys of an extended sequence are rotated differently, so it shares no prefix with others.
-        Nor does a sequence with adapters, except with those that use the same adapters alike.
+        A sequence with adapters shares prefixes only with sequences that use the same adapters with
+        the same scales.
         """
         namespace, adapters = self.request.namespace, self.request.adapters
         if adapters is not None:

@@ -44,7 +44,7 @@ Adapters: TypeAlias = Sequence[Mapping[str, Factors]]
 
 
 def changeable(nodes: Iterable[Node]) -> set[str]:
-    """Return the tensors that adapters can change: those that only products and look-ups read."""
+    """Return the names of the tensors that only products and embedding look-ups of `nodes` read."""
     found: set[str] = set()
     others: set[str] = set()
     for node in nodes:

@@ -1,8 +1,8 @@
 """Division of a model's layers over several devices that run one after the other.
 
 Each device takes a range of consecutive layers, so only the residual stream crosses between two of
-them. The first device also has the embedding, the last one the output. The ranges are those for
-which the slowest device needs the least time for a token, among those that fit in memory.
+them. The first device also has the embedding, the last one the output. The ranges minimise the time
+of the slowest device for a token, within the memory of each device.
 """
 
 from __future__ import annotations

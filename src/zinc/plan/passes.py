@@ -264,7 +264,7 @@ def choose_row_formats(
 
     The producer of the rows stores them in that format if it can and no node needs them in float32.
     Otherwise a quantize node converts them. A selection of rows copies them in the same format.
-    Nodes that read rows of any format read what is stored for others.
+    A node that accepts rows of any format reads the format that other nodes need.
     Raises UnsupportedError for a product whose weights need rows in different formats. New values
     take their ids from `ids`.
     """

@@ -44,9 +44,9 @@ def make_plan(
     """Return a plan of `graph` for steps of at most `max_tokens` tokens and `max_outputs` outputs.
 
     max_sequences: most sequences in a step. fuse: whether to fuse nodes. samples: the output of the
-    graph are logits, and a backend with a kernel for it samples tokens. adapters: those that
-    sequences of a step may use. For a backend of several devices the plan is a SplitPlan, and the
-    host samples.
+    graph are logits, and a backend with a kernel for it samples tokens. adapters: LoRA adapters
+    that sequences of a step may use. For a backend of several devices the plan is a SplitPlan, and
+    the host samples.
 
     Raises UnsupportedError if the backend lacks a kernel for an op or a block format.
     """

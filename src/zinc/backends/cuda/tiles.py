@@ -45,7 +45,6 @@ FOUR_BITS = {GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q4_K, GGMLType.IQ4_NL, GGMLT
 
 # GEMM on tensor cores.
 SLAB_ROW_BYTES = 256  # of a row in a slab of 128 columns (half_rows.cuh)
-DIRECT_ROWS = 16  # most rows of x that warps convert themselves
 MANY_ROWS = 8192  # weight rows that fill the device with any tile
 LONG_SLABS = 64  # of a row that 16 warps can share
 SHORT_SLABS = 4  # of a row, for which rows of x are not worth a conversion of their own
@@ -262,7 +261,7 @@ def _gemm_tile(features: Features, key: TileKey) -> MmaTile:
     is_tall = key.rows >= MANY_ROWS or key.stores_blocks
     if key.n_x <= 8:
         return _gemm_8(features, key, is_tall)
-    if key.n_x <= DIRECT_ROWS:
+    if key.n_x <= 16:
         return _gemm_16(features, key, is_tall)
     row_tiles = 2 // key.weights
     if key.n_x <= 32 and key.weights == 1 and slab_count(key) <= SHORT_SLABS:

@@ -214,7 +214,10 @@ class _Rewriter:
             yield Instruction(op, [*x[:end], *self._memory_access(x[end:], available)])
 
     def _memory_access(self, access: Sequence[int], available: bool) -> list[int]:
-        """Return the operands of a non-private access, given those that it has."""
+        """Return the memory operands `access` with those of a non-private access added.
+
+        available: also make the stored value available to the device.
+        """
         flags, *given = access or [0]
         operands = dict(zip((f for f in WITH_OPERAND if flags & f), given, strict=True))
         flags |= MemoryAccess.NON_PRIVATE_POINTER

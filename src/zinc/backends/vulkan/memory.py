@@ -114,7 +114,7 @@ class Memory:
     def available_bytes(self) -> int:
         """Return the bytes of device memory that are still free according to the driver.
 
-        Of a memory that the CPU shares, these are at most those that programs can allocate.
+        If the CPU shares this memory, return at most what programs can still allocate there.
         """
         _, heap = self.type_of(MemoryKind.DEVICE)
         free = self.device.memory()[1][heap]

@@ -81,6 +81,7 @@ def with_nextn_beside(file: GGUFFile, mode: str) -> GGUFFile:
         try:
             return join_nextn(file, GGUFFile.open(path))
         except ZincError as error:  # a folder may hold the files of several models
+            log.info("%s", error)
             errors.append(error)
     if mode == "mtp" and errors:
         raise errors[0]
