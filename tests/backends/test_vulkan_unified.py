@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from backends.apple import KOSMICKRISP_MEMORY, MOLTENVK_MEMORY
 from models.harness import FIXTURES
 from present import absent
 
@@ -21,13 +22,15 @@ from zinc.gpu.memory import MemoryKind
 
 needs_device = pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulkan", ""))
 
-LOCAL, VISIBLE, COHERENT, CACHED, LAZY = 1, 2, 4, 8, 16
+LOCAL, VISIBLE, COHERENT, CACHED = 1, 2, 4, 8
+PROTECTED = 32
 SHARED, HOST = LOCAL | VISIBLE | COHERENT, VISIBLE | COHERENT
 RADV_UNCACHED = 0xC0  # DEVICE_COHERENT and DEVICE_UNCACHED of AMD
 GB = 1 << 30
 
-# Heaps in bytes, and types as (flags, heap). RADV's are those that dev/gpu-rigs shows for strix1
-# and navi21, scaled to a Strix Halo of 128 GB; the others are what the drivers' sources say.
+# Heaps in bytes, and types as (flags, heap). Those of AMD and Intel are what RADV and ANV of Mesa
+# 26.1.6 report in dev/gpu-rigs for strix1, navi21 and lnl, scaled to machines of 128 and 32 GB, and
+# those of Apple what the sources of the drivers say (apple.py).
 STRIX_HALO = (
     [42 * GB, 85 * GB],
     [
@@ -36,8 +39,14 @@ STRIX_HALO = (
         (SHARED | RADV_UNCACHED, 1),
     ],
 )
-LUNAR_LAKE = ([30 * GB], [(LOCAL, 0), (SHARED, 0), (SHARED | CACHED, 0)])
-APPLE = ([48 * GB], [(LOCAL, 0), (SHARED | CACHED, 0), (LOCAL | LAZY, 0)])
+# Cached memory of Lunar Lake and Meteor Lake is not coherent, so zinc does not use it.
+LUNAR_LAKE = (
+    [30 * GB],
+    [
+        *((SHARED, 0), (LOCAL | VISIBLE | CACHED, 0), (LOCAL | PROTECTED, 0)),
+        *((SHARED, 0), (LOCAL | VISIBLE | CACHED, 0)),
+    ],
+)
 # A discrete GPU whose host sees 256 MB of its memory.
 NAVI21 = (
     [16 * GB, 16 * GB, GB >> 2],
@@ -65,7 +74,8 @@ def chosen(table, kind: MemoryKind, unified: bool) -> int:
     [
         pytest.param(STRIX_HALO, True, (SHARED, 1), id="strix-halo"),
         pytest.param(LUNAR_LAKE, True, (SHARED, 0), id="lunar-lake"),
-        pytest.param(APPLE, True, (SHARED | CACHED, 0), id="apple"),
+        pytest.param(MOLTENVK_MEMORY, True, (SHARED | CACHED, 0), id="moltenvk"),
+        pytest.param(KOSMICKRISP_MEMORY, True, (SHARED | CACHED, 0), id="kosmickrisp"),
         pytest.param(NAVI21, False, (LOCAL, 0), id="navi21"),
         pytest.param(NAVI31, False, (LOCAL, 0), id="navi31"),
         # Of a large heap that the host cannot see and a small one that it sees, size counts.

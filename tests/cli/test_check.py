@@ -210,6 +210,29 @@ def test_a_backend_without_its_driver_is_a_warning_beside_one_that_works(tmp_pat
     assert "libvulkan1" in found(section, Status.WARN).fix
 
 
+def test_a_mac_without_a_driver_is_told_what_to_install(tmp_path: Path) -> None:
+    error = DeviceError("the Vulkan loader is missing", "libvulkan.1.dylib was not found")
+    drivers = gpus.Drivers([], refuse, {"vulkan": error})
+    section = gpus.section(drivers, tmp_path, platform="darwin")
+    assert found(section, Status.WARN).fix == "brew install vulkan-loader molten-vk"
+    assert "libvulkan.1.dylib" in found(section, Status.WARN).text
+    assert check.is_ready([section])  # models run on the CPU
+
+
+def test_a_driver_of_a_mac_that_lacks_a_feature_is_named(tmp_path: Path) -> None:
+    gpu = replace(GPU, name="Apple M1", driver="MoltenVK 1.2.9", missing=("bufferDeviceAddress",))
+    section = gpus.section(one_gpu(gpu), tmp_path, platform="darwin")
+    assert "bufferDeviceAddress" in found(section, Status.WARN).text
+    assert "macOS 13" in found(section, Status.WARN).fix
+
+
+def test_a_mac_with_a_driver_is_tested_and_told_that_none_was(tmp_path: Path) -> None:
+    section = gpus.section(one_gpu(), tmp_path, platform="darwin")
+    texts = [each.text for each in section.findings]
+    assert any("not been run on a Mac" in text for text in texts)
+    assert any("passes its self-test" in text for text in texts)
+
+
 def test_a_card_of_nvidia_without_the_packages_of_cuda_names_their_command(tmp_path: Path) -> None:
     plant(tmp_path, dev__nvidia0="")
     section = gpus.section(one_gpu(), tmp_path, lambda module: False)

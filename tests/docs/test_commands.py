@@ -18,6 +18,7 @@ NOT_RUN = {
     "ray": "starts processes that outlive the command",
     "serve": "is Ray's, and needs a cluster",
     "docker": "needs a daemon, and a network to build",
+    "brew": "is Homebrew's, on macOS",
     "export": "sets variables of the user's shell",
     "claude": "is another program",
     "dev/gpu-rigs/make": "downloads Mesa; CI runs it",

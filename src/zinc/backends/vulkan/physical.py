@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zinc.backends.vulkan.vk import types as vk
-from zinc.backends.vulkan.vk.library import Library
+from zinc.backends.vulkan.vk.library import DRIVER_HINT, Library
 from zinc.core.errors import DeviceError
 from zinc.gpu.features import MAX_SHARED_BYTES, MAX_THREADS
 
@@ -98,7 +98,7 @@ def choose(wanted: str = "") -> Candidate:
         raise DeviceError(
             "no Vulkan device was found",
             "the loader knows no driver",
-            "install the driver of your GPU (Mesa: package mesa-vulkan-drivers)",
+            DRIVER_HINT,
         )
     names = ", ".join(f"{c.index} ({c.name})" for c in found)
     if wanted:

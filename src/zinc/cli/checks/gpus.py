@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -20,6 +21,8 @@ AMD = "0x1002"
 _DISPLAY_CLASS = "0x03"  # PCI base class of GPUs
 _LOADER = "sudo apt install libvulkan1 (Debian, Ubuntu), or your system's Vulkan loader"
 _DRIVER = "sudo apt install mesa-vulkan-drivers for AMD and Intel, or NVIDIA's driver"
+_MACOS_DRIVER = "brew install vulkan-loader molten-vk"
+_MACOS_UPDATE = "use macOS 13 or later, and brew upgrade molten-vk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +59,17 @@ def section(
     drivers: Drivers,
     root: Path = Path("/"),
     has_module: Callable[[str], bool] = lambda m: find_spec(m) is not None,
+    platform: str = sys.platform,
 ) -> Section:
     """Check the GPUs. has_module: returns whether a top-level module is installed."""
+    is_macos = platform == "darwin"
     nodes = sorted((root / "dev/dri").glob("renderD*")) if (root / "dev/dri").is_dir() else []
     nodes += sorted((root / "dev").glob("nvidia[0-9]*")) if (root / "dev").is_dir() else []
     real = [gpu for _, gpu in drivers.gpus if gpu.kind is not DeviceKind.SOFTWARE]
     findings: list[Finding] = []
-    if not nodes and not real:
+    if is_macos:
+        findings += _macos(drivers, real)
+    elif not nodes and not real:
         findings.append(skip("this machine shows no GPU; models run on the CPU"))
     findings += _nodes(nodes)
     if nodes and not real:
@@ -73,7 +80,7 @@ def section(
         why = "the backend cuda needs cuda-bindings, which is not installed"
         findings.append(skip(why, install_command(CUDA)))
     for name, gpu in drivers.gpus:
-        findings += _gpu(name, gpu, drivers)
+        findings += _gpu(name, gpu, drivers, _MACOS_UPDATE if is_macos else "update its driver")
     findings += _links(root)
     rows = [
         {
@@ -88,6 +95,17 @@ def section(
         for name, gpu in drivers.gpus
     ]
     return Section("GPUs", tuple(findings), {"devices": rows})
+
+
+def _macos(drivers: Drivers, gpus: Sequence[DeviceInfo]) -> Iterator[Finding]:
+    """Report what macOS, which has no Vulkan of its own, lacks for its `gpus`."""
+    if gpus:
+        if not all(gpu.missing for gpu in gpus):
+            yield skip("zinc has not been run on a Mac; the self-test below compares its kernels")
+        return
+    error = drivers.errors.get("vulkan")
+    why = f": {reason(error)}" if error else ""
+    yield warn(f"models run on the CPU, because no Vulkan driver was found{why}", _MACOS_DRIVER)
 
 
 def _nodes(nodes: Sequence[Path]) -> Iterator[Finding]:
@@ -112,7 +130,7 @@ def _other_errors(drivers: Drivers) -> Iterator[Finding]:
         yield warn(f"{name}: {reason(error)}", remedy(error, _LOADER))
 
 
-def _gpu(name: str, gpu: DeviceInfo, drivers: Drivers) -> Iterator[Finding]:
+def _gpu(name: str, gpu: DeviceInfo, drivers: Drivers, update: str) -> Iterator[Finding]:
     matrices = ", matrix units" if gpu.matrix_units else ""
     title = f"{gpu.selector}, {gpu.name} ({gpu.kind}, {gpu.driver}{matrices})"
     if gpu.kind is DeviceKind.SOFTWARE:
@@ -120,7 +138,7 @@ def _gpu(name: str, gpu: DeviceInfo, drivers: Drivers) -> Iterator[Finding]:
         return
     if gpu.missing:
         lacks = ", ".join(gpu.missing)
-        yield warn(f"{title} cannot be used: it lacks {lacks}", "update its driver")
+        yield warn(f"{title} cannot be used: it lacks {lacks}", update)
         return
     yield ok(title)
     if known := known_fault(gpu.driver):

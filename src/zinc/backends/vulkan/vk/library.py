@@ -19,6 +19,20 @@ from zinc.gpu.errors import DeviceLostError, out_of_memory
 
 Function = Callable[..., Any]
 PORTABILITY = b"VK_KHR_portability_enumeration"  # without it loaders hide MoltenVK
+# Folders of Homebrew on Apple processors and on Intel's, where the Vulkan SDK installs too.
+HOMEBREW = "/opt/homebrew/lib/", "/usr/local/lib/"
+DRIVER_HINT = (
+    "install one: brew install molten-vk"
+    if sys.platform == "darwin"
+    else "install the driver of your GPU (Mesa: package mesa-vulkan-drivers)"
+)
+HOW_TO_INSTALL = {
+    "linux": (
+        "install it (Debian and Ubuntu: apt install libvulkan1), with the driver of your GPU"
+    ),
+    "darwin": "install it with a driver: brew install vulkan-loader molten-vk",
+    "win32": "install the driver of your GPU, which contains it",
+}
 
 _KINDS: dict[str, Any] = {"h": c_uint64, "p": c_void_p, "u": c_uint32, "q": c_uint64, "f": c_float}
 
@@ -150,7 +164,7 @@ class Library:
             raise DeviceError(
                 "no Vulkan driver could be started",
                 vk.RESULTS.get(result, f"error {result}"),
-                "install the driver of your GPU (Mesa: package mesa-vulkan-drivers)",
+                DRIVER_HINT,
             )
         return handle.value
 
@@ -182,8 +196,7 @@ class Functions:
 
 
 def _load() -> ctypes.CDLL:
-    names = {"win32": ["vulkan-1.dll"], "darwin": ["libvulkan.1.dylib", "libMoltenVK.dylib"]}
-    tried = names.get(sys.platform, ["libvulkan.so.1"])
+    tried = library_names(sys.platform)
     for name in tried:
         try:
             return ctypes.CDLL(name)
@@ -192,5 +205,18 @@ def _load() -> ctypes.CDLL:
     raise DeviceError(
         "the Vulkan loader is missing",
         f"{tried[0]} was not found",
-        "install it (Debian and Ubuntu: apt install libvulkan1), with the driver of your GPU",
+        HOW_TO_INSTALL.get(sys.platform, HOW_TO_INSTALL["linux"]),
     )
+
+
+def library_names(platform: str) -> list[str]:
+    """Return the names and paths of the Vulkan loader on a system (`sys.platform`), best first.
+
+    On macOS a driver alone will do. Its linker does not look into the folders of Homebrew.
+    """
+    if platform == "win32":
+        return ["vulkan-1.dll"]
+    if platform == "darwin":
+        libraries = "libvulkan.1.dylib", "libMoltenVK.dylib"
+        return [folder + library for library in libraries for folder in ("", *HOMEBREW)]
+    return ["libvulkan.so.1"]
