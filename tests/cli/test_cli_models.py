@@ -350,6 +350,19 @@ def test_the_plan_of_several_devices(zinc, fixture_model):
     assert f"({size(crossed)} a token)" in text
 
 
+def test_verify_and_plan_of_divided_tensors(zinc, fixture_model):
+    divided = (fixture_model, "--device", "cpu,ref", "--split-mode", "tensor")
+    checked = json.loads(zinc("verify", *divided, "--tokens", 8, "--json").out)
+    assert checked["first_departure"] is None
+    found = json.loads(zinc("plan", *divided, "--context", 64, "--json").out)
+    assert len({tuple(part["layers"]) for part in found["devices"]}) == 1
+    assert found["sums"]
+    crossed = sum(each["bytes"] for each in (*found["transfers"], *found["sums"]))
+    assert found["transfer_bytes_per_token"] == crossed
+    text = zinc("plan", *divided, "--context", 64).out
+    assert f"and {len(found['sums'])} sums a step, {size(crossed)}" in text
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -17,8 +17,10 @@ from zinc.backends import api
 from zinc.backends.capabilities import DeviceInfo, DeviceKind
 from zinc.backends.plans import SplitPlan, Transfer
 from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, ZincError
-from zinc.engine.load import memory, planned
+from zinc.engine.load import bandwidth, link, memory, planned
+from zinc.engine.load.bandwidth import Bandwidth
 from zinc.engine.load.devices import divide_over
+from zinc.engine.load.link import all_reduce_seconds
 from zinc.engine.load.memory import RESERVE_SHARE
 from zinc.engine.load.options import LoadOptions
 from zinc.engine.preemption import Rates
@@ -42,6 +44,40 @@ def test_a_conversation_on_several_devices(names: str) -> None:
             assert (llm.backend.split is not None) == ("," in device)
     assert answers[0] == answers[1]
     assert answers[0][1][1] > 64  # tokens from the prefix cache
+
+
+@pytest.mark.parametrize("name", ["qwen35moe", "gemma4e"])
+def test_a_conversation_on_devices_that_divide_every_layer(name: str) -> None:
+    """The prefix cache has the heads of each device, and what it restores gives the same tokens."""
+    answers = []
+    for prefix_cache in (True, False):
+        with load(
+            name, "cpu,cpu", device_map=DeviceMap(split="tensor"), prefix_cache=prefix_cache
+        ) as llm:
+            answers.append(talk(llm))
+            assert llm.choice.messages == ["every layer divided, 50% on cpu, 50% on cpu #2"]
+    assert [tokens for tokens, _ in answers[0]] == [tokens for tokens, _ in answers[1]]
+    assert answers[0][1][1] > 64 > answers[1][1][1] == 0
+
+
+@pytest.mark.parametrize(("seconds", "says"), [(0.0, "every layer divided"), (1.0, "layers 0-1")])
+def test_the_division_that_is_estimated_to_be_faster_is_chosen(
+    seconds: float, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "all_reduce_seconds", lambda *_: seconds)
+    monkeypatch.setattr(bandwidth, "bandwidth_of", lambda _: Bandwidth(1e6, "2026-01-01"))
+    with load("qwen3", "cpu,cpu", device_map=DeviceMap(split="auto")) as llm:
+        (message,) = llm.choice.messages
+        assert message.startswith(says)
+        assert "ms by tensor" in message
+
+
+@pytest.mark.parametrize(
+    "names", [("cpu", "cpu"), ("cpu", "ref"), *(("vulkan",) * 2 for _ in NAMES)]
+)
+def test_the_time_to_add_up_a_row_is_measured(names: tuple[str, ...]) -> None:
+    devices = [api.create(name, options={"instance": str(i)}) for i, name in enumerate(names)]
+    assert 0 < all_reduce_seconds(devices, 64) < 10
 
 
 def test_suffix_drafts_are_set_back_on_every_device() -> None:
@@ -153,6 +189,8 @@ def test_devices_that_are_too_small_together_are_one_error(
         ("cpu,cpu", DeviceMap(shares=(1, float("inf"))), RequestError, "greater than 0"),
         ("cpu,cpu", DeviceMap(gpu_layers=1), RequestError, "cannot be counted"),
         ("ref", DeviceMap(shares=(1, 1)), RequestError, "nothing to share"),
+        ("ref", DeviceMap(split="tensor"), RequestError, "nothing to share"),
+        ("cpu,cpu", DeviceMap(split="rows"), RequestError, "one of layer, tensor, auto"),
     ],
 )
 def test_devices_that_cannot_be_used_are_one_error(

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from zinc.ops.graph import Graph, Node
 from zinc.plan.device_map import DEVICE, HOST, DeviceMap
 from zinc.plan.planner import make_plan
 from zinc.plan.weights import tensor_data
+
+Division: TypeAlias = Callable[[Node], int] | tuple[float, ...]
 
 TOLERANCE = 5e-3
 # Dense; experts; a hybrid with a shared expert; layers that read another layer's cache.
@@ -45,21 +48,19 @@ def by(name: str, device_map: DeviceMap) -> Callable[[Node], int]:
 
 
 def split(
-    name: str, backends: Sequence[str], device_of: Callable[[Node], int], **options: int
+    name: str, backends: Sequence[str], division: Division, **options: int
 ) -> tuple[SplitBackend, SplitPlan]:
     devices = [api.create(each, options={"instance": str(i)}) for i, each in enumerate(backends)]
-    backend = SplitBackend(devices, device_of)
+    backend = SplitBackend(devices, division)
     sizes = {"max_tokens": MAX_TOKENS, "max_outputs": MAX_TOKENS, **options}
     plan = make_plan(model(name)[1], backend, **sizes)
     assert isinstance(plan, SplitPlan)
     return backend, plan
 
 
-def runner(
-    name: str, backends: Sequence[str], device_of: Callable[[Node], int], n_sequences: int = 1
-) -> Runner:
+def runner(name: str, backends: Sequence[str], division: Division, n_sequences: int = 1) -> Runner:
     path: Path = FIXTURES / f"{name}.gguf"
-    backend, plan = split(name, backends, device_of)
+    backend, plan = split(name, backends, division)
     backend.keep(plan)
     with GGUFFile.open(path) as file:
         for w in plan.weights:

@@ -322,15 +322,21 @@ class Backend(Kernels, Protocol):
 class SplitDevices:
     """The backends that run the parts of a split plan.
 
-    device_of: returns the index of the backend that runs a node of the graph. names: a different
-    name for each device, for people. memories: devices with the same entry share their memory, if
-    it is not the host's.
+    division: a function that returns the index of the backend that runs a node of the graph, or
+    the shares of the backends in every layer, whose tensors are divided (zinc.plan.tensor_split).
+    names: a different name for each device, for people. memories: devices with the same entry share
+    their memory, if it is not the host's.
     """
 
     devices: tuple[Backend, ...]
-    device_of: Callable[[Node], int]
+    division: Callable[[Node], int] | tuple[float, ...]
     names: tuple[str, ...]
     memories: tuple[str, ...]
+
+    @property
+    def is_by_tensor(self) -> bool:
+        """Whether tensors are divided, so that the devices work at the same time."""
+        return not callable(self.division)
 
 
 class HostBackend:

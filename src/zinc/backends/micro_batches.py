@@ -18,7 +18,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from zinc.backends.api import Program
-from zinc.backends.plans import Segment, SplitPlan, Transfer
+from zinc.backends.plans import AllReduce, Segment, SplitPlan, Transfer
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray
 
@@ -37,6 +37,8 @@ def can_overlap(plan: SplitPlan) -> bool:
     turns = [entry.device for entry in plan.schedule if isinstance(entry, Segment)]
     if len(turns) < 2 or len(turns) > len(set(turns)):
         return False
+    if any(isinstance(entry, AllReduce) for entry in plan.schedule):
+        return False  # all devices have work at the same time anyway
     return all(launch.attributes.get("causal", 1) for launch in plan.launches)
 
 
@@ -112,7 +114,9 @@ class Pipeline:
                     if isinstance(entry, Segment):
                         if entry.device == device:
                             program.run(step, entry.first, entry.last)
-                    elif not self._transfer(device, step, entry, rows_sent):
+                    elif isinstance(entry, Transfer) and not self._transfer(
+                        device, step, entry, rows_sent
+                    ):
                         return outputs
                 if device == self._last and len(step.output_rows):
                     outputs.append(program.read(self._output, len(step.output_rows)))

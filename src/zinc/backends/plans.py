@@ -168,12 +168,29 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class Term:
+    """The partial sum of a device, None if it has none, and where it receives the total."""
+
+    device: int
+    part: Ref | None
+    total: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Float32 values that are added up; each device receives the total in its own arena."""
+
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SplitPlan(Plan):
     """A plan over several devices: a part for each, and the order of their turns.
 
-    Each part has its own arena. launches: of all parts, in the order in which they run. A value has
-    the same id in every part.
+    Each part has its own arena. launches: of all parts, in the order of the schedule. A value that
+    is sent has the same id on both devices. Segments of different devices that follow each other in
+    the schedule may run at the same time.
     """
 
     parts: tuple[Plan, ...] = ()
-    schedule: tuple[Segment | Transfer, ...] = ()
+    schedule: tuple[Segment | Transfer | AllReduce, ...] = ()

@@ -1,16 +1,17 @@
 """Several backends as one. Each has a part of the plan, of the weights and of the cache.
 
 The plan says where the rows of a value are copied through the host, from the arena of one device to
-the arena of another. Everything else in a step runs as it does on the single devices, so the engine
-and the prefix cache treat this as any other backend.
+the arena of another, and where partial sums are added up. Everything else in a step runs as it does
+on the single devices, so the engine and the prefix cache treat this as any other backend.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
-from itertools import islice
+from itertools import groupby, islice
 from time import perf_counter
 from typing import Any
 
@@ -29,8 +30,10 @@ from zinc.backends.api import (
     Work,
 )
 from zinc.backends.capabilities import BackendKind, Capabilities, Roofline
+from zinc.backends.collectives import Collectives, HostCollectives
 from zinc.backends.micro_batches import Pipeline, can_overlap, micro_batches
 from zinc.backends.plans import (
+    AllReduce,
     Plan,
     Ref,
     Segment,
@@ -105,7 +108,9 @@ class SplitProgram:
         self.plan: Plan = plan
         self.work = Work()
         self._programs = tuple(programs)
-        self._schedule: list[tuple[int, Segment | Transfer]] = []
+        self._collectives: Collectives = HostCollectives(programs)
+        self._threads: ThreadPoolExecutor | None = None
+        self._schedule: list[tuple[int, Segment | Transfer | AllReduce]] = []
         n = 0
         for entry in plan.schedule:
             self._schedule.append((n, entry))
@@ -116,6 +121,9 @@ class SplitProgram:
             for launch in part.launches
             for ref in launch.outputs
         }
+        for entry in plan.schedule:
+            if isinstance(entry, AllReduce):
+                self._makers |= {term.total.id: term.device for term in entry.terms}
         self._pipeline = None
         if can_overlap(plan):
             self._pipeline = Pipeline(plan, programs, self._makers[plan.output.id])
@@ -142,32 +150,63 @@ class SplitProgram:
         raise NotImplementedError("a split plan leaves sampling to the host")
 
     def run(self, step: Step, first: int, last: int) -> None:
-        """Run launches. A value is transferred before the launch that follows in the schedule."""
-        for at, entry in self._schedule:
-            if isinstance(entry, Segment):
-                begin = max(first - at, 0) + entry.first
-                end = min(last - at, entry.last - entry.first) + entry.first
-                if begin < end:
-                    started = perf_counter()
-                    self._programs[entry.device].run(step, begin, end)
-                    self.work.waited_s += perf_counter() - started
-                    self.work.submissions += 1
-            elif first <= at < last and (rows := step.rows(entry.sent.dim)):
-                sent = self._programs[entry.source].read(entry.sent, rows)
-                self._programs[entry.target].write(entry.received, sent)
+        """Run launches. A value is exchanged after the last launch that comes before it."""
+        for is_turn, group in groupby(self._schedule, lambda x: isinstance(x[1], Segment)):
+            turns = []
+            for at, entry in group:
+                if isinstance(entry, Segment):
+                    begin = max(first - at, 0) + entry.first
+                    end = min(last - at, entry.last - entry.first) + entry.first
+                    turns += [Segment(entry.device, begin, end)] if begin < end else []
+                elif first < at <= last:
+                    self._exchange(step, entry)
+            if is_turn and turns:
+                self._run_turns(step, turns)
+
+    def _run_turns(self, step: Step, turns: Sequence[Segment]) -> None:
+        """Run launches of different devices at the same time. Raises as programs do."""
+        started = perf_counter()
+        if len(turns) > 1 and self._threads is None:
+            self._threads = ThreadPoolExecutor(len(self._programs) - 1, "zinc-device")
+        others = [
+            self._threads.submit(self._programs[x.device].run, step, x.first, x.last)
+            for x in turns[1:]
+            if self._threads is not None
+        ]
+        try:
+            own = turns[0]
+            self._programs[own.device].run(step, own.first, own.last)
+        finally:
+            wait(others)
+        for each in others:
+            each.result()
+        self.work.waited_s += perf_counter() - started
+        self.work.submissions += len(turns)
+
+    def _exchange(self, step: Step, entry: Transfer | AllReduce) -> None:
+        """Transfer a value, or add up the parts of one."""
+        if isinstance(entry, AllReduce):
+            if rows := step.rows(entry.terms[0].total.dim):
+                self._collectives.all_reduce(entry, rows)
+        elif rows := step.rows(entry.sent.dim):
+            sent = self._programs[entry.source].read(entry.sent, rows)
+            self._programs[entry.target].write(entry.received, sent)
 
     def read(self, ref: Ref, rows: int) -> FloatArray:
         return self._programs[self._makers[ref.id]].read(ref, rows)
 
     def write(self, ref: Ref, rows: FloatArray) -> None:
         self._programs[self._makers[ref.id]].write(ref, rows)
+        for _, entry in self._schedule:
+            if isinstance(entry, Transfer) and entry.sent.id == ref.id:
+                self._programs[entry.target].write(entry.received, rows)
 
     def kernels(self, step: Step, launch: int) -> list[str]:
         device, local = self._local(launch)
         return self._programs[device].kernels(step, local)
 
     def profile(self, step: Step) -> list[float]:
-        """Return the seconds of each launch, run alone with the transfers before it."""
+        """Return the seconds of each launch, run alone with the transfers after it."""
         seconds = []
         for i in range(len(self.plan.launches)):
             started = perf_counter()
@@ -196,20 +235,20 @@ def unique_names(names: Sequence[str]) -> tuple[str, ...]:
 class SplitBackend:
     """Several backends as one. Implements `zinc.backends.api.Backend`.
 
-    devices: the backends that take part. device_of: returns the index of the device that runs a
-    node. selectors: the device that each backend runs on, such as "vulkan:0"; by default each is a
+    devices: the backends that take part. division: how the model is divided, see `SplitDevices`.
+    selectors: the device that each backend runs on, such as "vulkan:0"; by default each is a
     device of its own with the name of its backend. `keep` tells it where weights and states are.
     """
 
     def __init__(
         self,
         devices: Sequence[Backend],
-        device_of: Callable[[Node], int],
+        division: Callable[[Node], int] | tuple[float, ...],
         selectors: Sequence[str] = (),
     ) -> None:
         self.devices = tuple(devices)
         names = unique_names(selectors or [backend.name for backend in devices])
-        self.split = SplitDevices(self.devices, device_of, names, tuple(selectors) or names)
+        self.split = SplitDevices(self.devices, division, names, tuple(selectors) or names)
         self._weights: list[set[str]] = []
         self._states: list[set[str]] = []
         self.name = "+".join(backend.name for backend in devices)
@@ -231,6 +270,12 @@ class SplitBackend:
         """
         self._weights = [{w.name for w in part.weights} for part in plan.parts]
         self._states = [{s.name for s in part.states} for part in plan.parts]
+
+    def on(self, devices: Sequence[Backend]) -> SplitBackend:
+        """Return a backend that runs the same plans on other devices."""
+        other = SplitBackend(devices, self.split.division)
+        other._weights, other._states = self._weights, self._states
+        return other
 
     def describe(self) -> str:
         return " with ".join(backend.describe() for backend in self.devices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from zinc.backends.plans import Plan, Segment, SplitPlan, Transfer
+from zinc.backends.plans import AllReduce, Plan, Segment, SplitPlan, Transfer
 from zinc.cli.text import size
 from zinc.engine.cache_layout import context_bytes, state_bytes_per_sequence
 from zinc.engine.step_cost import StepShape
@@ -21,11 +21,21 @@ def devices(plan: SplitPlan) -> list[int]:
 
 
 def report(plan: SplitPlan, names: Sequence[str], shape: StepShape, context: int) -> dict[str, Any]:
-    """Return devices and transfers as JSON values; `before` is the index of a launch."""
+    """Return devices, transfers and sums as JSON values; `before` is the index of a launch.
+
+    For a sum, each device that has a part sends it, and each device receives the total.
+    """
     crossings: list[dict[str, Any]] = []
+    sums: list[dict[str, Any]] = []
     at = 0
     for entry in plan.schedule:
-        if isinstance(entry, Transfer):
+        if isinstance(entry, AllReduce):
+            total = entry.terms[0].total
+            senders = [names[x.device] for x in entry.terms if x.part is not None]
+            n_copies = len(senders) + len(entry.terms)
+            n_bytes = n_copies * 4 * total.cols * shape.rows_of(total.dim)
+            sums.append({"before": at, "senders": senders, "bytes": n_bytes})
+        elif isinstance(entry, Transfer):
             crossings.append(
                 {
                     "before": at,
@@ -49,10 +59,11 @@ def report(plan: SplitPlan, names: Sequence[str], shape: StepShape, context: int
         }
         for name, part in zip(names, plan.parts, strict=True)
     ]
-    n_bytes = sum(crossing["bytes"] for crossing in crossings)
+    n_bytes = sum(crossing["bytes"] for crossing in (*crossings, *sums))
     return {
         "devices": parts,
         "transfers": crossings,
+        "sums": sums,
         "transfer_bytes_per_token": n_bytes / (shape.tokens * shape.sequences),
     }
 
@@ -64,10 +75,10 @@ def layers_of(part: Plan) -> list[int]:
 
 
 def columns(plan: SplitPlan, found: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return, for each launch, its backend and the bytes transferred before it."""
+    """Return, for each launch, its backend and the bytes that cross before it."""
     received: dict[int, int] = {}
-    for transfer in found["transfers"]:
-        received[transfer["before"]] = received.get(transfer["before"], 0) + transfer["bytes"]
+    for each in (*found["transfers"], *found["sums"]):
+        received[each["before"]] = received.get(each["before"], 0) + each["bytes"]
     return [
         (found["devices"][device]["backend"], size(received[i]) if i in received else "")
         for i, device in enumerate(devices(plan))
@@ -83,9 +94,11 @@ def text(found: dict[str, Any]) -> str:
         f", KV cache {size(part['kv_bytes'])}, {_state(part)}arena {size(part['arena_bytes'])}"
         for part in found["devices"]
     ]
-    total = size(sum(transfer["bytes"] for transfer in transfers))
+    sums = found["sums"]
+    total = size(sum(each["bytes"] for each in (*transfers, *sums)))
     token = size(found["transfer_bytes_per_token"])
-    lines.append(f"between them: {len(transfers)} values a step, {total} ({token} a token)")
+    values = f"{len(transfers)} values" + f" and {len(sums)} sums" * bool(sums)
+    lines.append(f"between them: {values} a step, {total} ({token} a token)")
     return "\n".join(lines)
 
 

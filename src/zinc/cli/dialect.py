@@ -67,6 +67,7 @@ OPTIONS: dict[str, Foreign] = {
     "-s": Foreign("--seed"),
     "-dev": Foreign("--device"),
     **dict.fromkeys(("-ts", "--tensor-split"), Foreign("--shares")),
+    **dict.fromkeys(("-sm", "--split-mode"), Foreign("--split")),
     "--repetition-penalty": Foreign("--repeat-penalty"),
     "--keepalive": Foreign("--ttl"),
     "-to": Foreign("--grace"),

@@ -168,8 +168,14 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
         "--shares",
         type=shares,
         metavar="N,N",
-        help="divide the layers between several devices of --device in this proportion (default: "
+        help="divide the model between several devices of --device in this proportion (default: "
         "by their speed and memory)",
+    )
+    group.add_argument(
+        "--split",
+        choices=("layer", "tensor", "auto"),
+        help="give each of several devices some layers (layer), a part of every layer (tensor), or "
+        "what is estimated to be faster (auto; default: layer)",
     )
 
 
@@ -399,12 +405,14 @@ def backend_options(args: argparse.Namespace) -> dict[str, str]:
 
 
 def device_map(args: argparse.Namespace) -> DeviceMap | None:
-    """Return the device map of --gpu-layers, --cpu-moe and --shares, None without any."""
-    if args.gpu_layers is None and args.cpu_moe is None and args.shares is None:
+    """Return the device map of --gpu-layers, --cpu-moe, --shares and --split, None without any."""
+    given = (args.gpu_layers, args.cpu_moe, args.shares, args.split)
+    if all(x is None for x in given):
         return None
     from zinc.plan.device_map import DeviceMap
 
-    return DeviceMap(args.gpu_layers, args.cpu_moe or 0, args.shares or ())
+    split = args.split or "layer"
+    return DeviceMap(args.gpu_layers, args.cpu_moe or 0, args.shares or (), split)
 
 
 def load_options(args: argparse.Namespace, **fields: Any) -> LoadOptions:

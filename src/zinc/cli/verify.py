@@ -19,6 +19,7 @@ from zinc.cli.text import table
 from zinc.core.progress import ProgressBar
 
 if TYPE_CHECKING:
+    from zinc.backends.api import Backend
     from zinc.backends.plans import Launch
     from zinc.engine.load.model import LoadedModel
     from zinc.engine.load.options import LoadOptions
@@ -45,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from zinc.backends import api
     from zinc.cli import loading
     from zinc.core.errors import RequestError
     from zinc.engine.load.options import BATCH_TOKENS
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         backend = planned.backend
         report |= {"backend": backend.name, "description": backend.describe()}
         model = loading.open_model(planned)
-        reference = loading.open_model(planned.on(api.create("ref")))
+        reference = loading.open_model(planned.on(_reference(backend)))
         with ProgressBar("comparing launches") as progress:
             checks = list(compare_layers(model, reference, args.tokens, progress))
             logits = compare_logits(model, reference, args.tokens)
@@ -90,6 +90,16 @@ def run(args: argparse.Namespace) -> int:
                 print(_parts(checks))
             print(_verdict(checks, departed, logits))
     return 1 if departed or wrong else 0
+
+
+def _reference(backend: Backend) -> Backend:
+    """Return the reference for the plans of `backend`; one for each device if it adds up sums."""
+    from zinc.backends import api
+    from zinc.backends.split import SplitBackend
+
+    if isinstance(backend, SplitBackend) and backend.split.is_by_tensor:
+        return backend.on([api.create("ref") for _ in backend.devices])
+    return api.create("ref")
 
 
 def _deep_enough(options: LoadOptions) -> LoadOptions:

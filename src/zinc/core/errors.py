@@ -22,6 +22,7 @@ _WITHIN = {
     "rope_always": "RopeScaling(always=True)",
     "rope_scale": "RopeScaling(factor={})",
     "shares": "DeviceMap(shares=(...))",
+    "split": "DeviceMap(split={})",
     "rope_scaling": "rope=RopeScaling({})",
 }
 

@@ -11,7 +11,7 @@ from zinc.ops.cases import Case
 from zinc.ops.costs import elementwise_cost
 from zinc.ops.graph import Node
 from zinc.ops.operands import cache, rows, vector
-from zinc.ops.registry import Attrs, Cost, Phase, op
+from zinc.ops.registry import Attrs, Cost, Division, Phase, op
 from zinc.ops.step import IntArray, Step
 from zinc.ops.values import FloatArray, KVState, Value
 
@@ -66,6 +66,7 @@ def _no_cases() -> Iterator[Case]:
     cost=elementwise_cost,
     cases=_no_cases,
     phase=Phase.ATTENTION,
+    division=lambda node: Division(_cache(node).n_heads),
 )
 def kv_store(
     step: Step, attrs: Attrs, k: FloatArray, v: FloatArray | None, cache: CacheView
@@ -75,11 +76,22 @@ def kv_store(
     return []
 
 
+def _cache(node: Node) -> KVState:
+    found = node.input("cache")
+    assert isinstance(found, KVState)
+    return found
+
+
+def _division(node: Node) -> Division:
+    """Return the division by KV heads, or by query heads if all of them read one KV head."""
+    n_kv_heads, n_heads = _cache(node).n_heads, int(node.attrs["n_heads"])
+    whole = frozenset({"cache"}) if n_kv_heads == 1 else frozenset[str]()
+    return Division(n_heads if whole else n_kv_heads, whole, counts=("n_heads",))
+
+
 def attention_cost(node: Node) -> Cost:
     """Return the cost of attention over the keys and values that a step sees."""
-    state = node.input("cache")
-    assert isinstance(state, KVState)
-    n_heads = int(node.attrs["n_heads"])
+    state, n_heads = _cache(node), int(node.attrs["n_heads"])
     stored = state.head_dim + (0 if state.v_from_k else state.head_dim_v)
     return Cost(
         row_bytes=4 * n_heads * (state.head_dim + state.head_dim_v),
@@ -161,6 +173,7 @@ def _attention_case(
     tolerance=2e-3,  # the cache holds float16
     phase=Phase.ATTENTION,
     stores_formats=True,
+    division=_division,
 )
 def attention(
     step: Step, attrs: Attrs, q: FloatArray, cache: CacheView, sinks: FloatArray | None

@@ -13,7 +13,7 @@ from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.costs import elementwise_cost
 from zinc.ops.graph import Node
 from zinc.ops.operands import matrix, rows
-from zinc.ops.registry import Attrs, Cost, op
+from zinc.ops.registry import Attrs, Cost, Division, op
 from zinc.ops.step import Step
 from zinc.ops.values import ActivationFn, FloatArray
 from zinc.quant.blocks import BLOCKS, GGMLType, row_bytes
@@ -121,6 +121,7 @@ def _add_cases() -> Iterator[Case]:
     cases=_add_cases,
     row_wise=True,
     elementwise=True,
+    additive=True,
 )
 def add(step: Step, attrs: Attrs, a: FloatArray, b: FloatArray) -> Sequence[FloatArray]:
     """Return a + b."""
@@ -155,6 +156,7 @@ def _scale_cases() -> Iterator[Case]:
     cases=_scale_cases,
     row_wise=True,
     elementwise=True,
+    additive=True,
 )
 def scale(step: Step, attrs: Attrs, x: FloatArray) -> Sequence[FloatArray]:
     """Return x * factor."""
@@ -190,7 +192,13 @@ def _select_cases() -> Iterator[Case]:
         yield case.returns(case.graph.linear(x, case.matrix(24, 512, type)))
 
 
-@op(rows("x"), cost=elementwise_cost, cases=_select_cases)
+@op(
+    rows("x"),
+    cost=elementwise_cost,
+    cases=_select_cases,
+    division=lambda node: Division(node.outputs[0].cols),
+    additive=True,
+)
 def select_rows(step: Step, attrs: Attrs, x: FloatArray) -> Sequence[FloatArray]:
     """Return the rows whose logits the step wants: y[r] = x[output_rows[r]]."""
     return [x[step.output_rows]]

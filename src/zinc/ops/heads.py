@@ -15,7 +15,7 @@ from zinc.ops.costs import elementwise_cost, weight_bytes
 from zinc.ops.elementwise import sigmoid
 from zinc.ops.graph import Node
 from zinc.ops.operands import matrix, rows
-from zinc.ops.registry import Attrs, Cost, Phase, op
+from zinc.ops.registry import Attrs, Cost, Division, Phase, op
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray
 from zinc.quant.blocks import BLOCKS
@@ -95,6 +95,9 @@ def _gate_cases() -> Iterator[Case]:
     cases=_gate_cases,
     row_wise=True,
     stores_formats=True,
+    division=lambda node: Division(
+        node.outputs[0].cols, frozenset({"g"}) if node.rows("g").cols == 1 else frozenset()
+    ),
 )
 def gate(step: Step, attrs: Attrs, x: FloatArray, g: FloatArray) -> Sequence[FloatArray]:
     """Return x * sigmoid(g). g has the columns of x, or one column for the whole row."""

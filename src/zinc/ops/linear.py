@@ -15,7 +15,7 @@ from zinc.ops.costs import weight_bytes
 from zinc.ops.elementwise import activate
 from zinc.ops.graph import Node
 from zinc.ops.operands import matrix, rows, vector
-from zinc.ops.registry import Attrs, Cost, op
+from zinc.ops.registry import Attrs, ColumnSum, Cost, Division, op
 from zinc.ops.step import Step
 from zinc.ops.values import ActivationFn, FloatArray, Value, Weight
 from zinc.quant.blocks import BLOCKS, GGMLType
@@ -52,6 +52,8 @@ def _product(x: FloatArray, weight: FloatArray, bias: FloatArray | None) -> Floa
     cost=_cost,
     cases=_cases,
     self_test=("Q4_K-48x512-1", "Q4_K-17x512-33"),
+    division=lambda node: Division(node.outputs[0].cols, whole=frozenset({"x"})),
+    sums=ColumnSum("x", "weight", once=frozenset({"bias"})),
     row_wise=True,
 )
 def linear(

@@ -26,7 +26,7 @@ from zinc.ops.costs import elementwise_cost, weight_bytes
 from zinc.ops.elementwise import Float64Array, activate, sigmoid
 from zinc.ops.graph import Node
 from zinc.ops.operands import matrix, rows, vector
-from zinc.ops.registry import Attrs, Cost, Phase, op
+from zinc.ops.registry import Attrs, ColumnSum, Cost, Division, Phase, op
 from zinc.ops.step import IntArray, Step
 from zinc.ops.values import ActivationFn, FloatArray, Value, Weight
 from zinc.quant.blocks import BLOCKS, GGMLType
@@ -107,6 +107,7 @@ def _route_cases() -> Iterator[Case]:
     cases=_route_cases,
     phase=Phase.MOE,
     row_wise=True,
+    discrete=True,
 )
 def route(
     step: Step, attrs: Attrs, logits: FloatArray, bias: FloatArray | None
@@ -252,6 +253,11 @@ def _glu_cases() -> Iterator[Case]:
     phase=Phase.MOE,
     row_wise=True,
     stores_formats=True,
+    division=lambda node: Division(
+        node.weight("gate").rows,
+        whole=frozenset({"x", "order", "starts"}),
+        planes=node.weight("gate").planes,
+    ),
 )
 def moe_glu(
     step: Step,
@@ -303,6 +309,7 @@ def _down_cases() -> Iterator[Case]:
     cases=_down_cases,
     phase=Phase.MOE,
     row_wise=True,
+    sums=ColumnSum("h", "down", once=frozenset({"bias"})),
 )
 def moe_down(
     step: Step,

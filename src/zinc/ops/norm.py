@@ -9,7 +9,7 @@ import numpy as np
 from zinc.ops.cases import Case
 from zinc.ops.costs import elementwise_cost
 from zinc.ops.operands import rows, vector
-from zinc.ops.registry import Attrs, op
+from zinc.ops.registry import Attrs, Division, op
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray
 from zinc.quant.blocks import GGMLType
@@ -44,6 +44,9 @@ def normalise(x: FloatArray, weight: FloatArray | None, group: int, eps: float) 
     row_wise=True,
     stores_formats=True,
     prepares_heads=True,
+    division=lambda node: Division(
+        node.outputs[0].cols // int(node.attrs["group"]), whole=frozenset({"weight"})
+    ),
 )
 def rms_norm(
     step: Step,
@@ -90,6 +93,7 @@ def _offsets(cols: int) -> FloatArray:
     cases=_layer_cases,
     row_wise=True,
     stores_formats=True,
+    division=lambda node: Division(node.outputs[0].cols // int(node.attrs["group"])),
 )
 def layer_norm(
     step: Step,

@@ -89,6 +89,34 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
+class Division:
+    """How the output columns of a node are computed in parts (zinc.plan.tensor_split).
+
+    n_parts: equal runs of columns. A part needs the same run of each operand: columns of rows, rows
+    of a matrix, elements of a vector, heads of a cache. whole: operands that each part needs as
+    they are. planes: a vector has this many sections, and a part needs the same run of each.
+    counts: attributes that are sums over the parts.
+    """
+
+    n_parts: int
+    whole: frozenset[str] = frozenset()
+    planes: int = 1
+    counts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSum:
+    """The output is a sum over the columns of the operands `rows` and `matrix`.
+
+    once: operands that are added to the sum.
+    """
+
+    rows: str
+    matrix: str
+    once: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """An op of the vocabulary.
 
@@ -102,6 +130,10 @@ class Op:
     alternative: the ops that it replaces, if it is only an alternative of other launches in a plan.
     rollback: called with a node of the op and a number of rows, returns the node whose recurrent
     state can be set back by them (zinc.ops.recurrent_state); None if the op has no such state.
+    division: called with a node of the op, returns how it can be divided; None if it cannot.
+    sums: the operands over whose columns it sums, if its output is such a sum.
+    additive: of operands that are sums, the result is the sum of the results.
+    discrete: a rounding error of the operands may change the result entirely.
     """
 
     name: str
@@ -120,6 +152,16 @@ class Op:
     self_test: tuple[str, ...] = ()
     alternative: Alternative | None = None
     rollback: Callable[[Node, int], Node] | None = None
+    division: Callable[[Node], Division] | None = None
+    sums: ColumnSum | None = None
+    additive: bool = False
+    discrete: bool = False
+
+    def division_of(self, node: Node) -> Division | None:
+        """Return how `node` can be divided by its output columns; None if it cannot."""
+        if self.elementwise:
+            return Division(node.outputs[0].cols)
+        return None if self.division is None else self.division(node)
 
     @property
     def writes_state(self) -> bool:
@@ -155,6 +197,8 @@ def op(
     self_test: tuple[str, ...] = (),
     alternative: Alternative | None = None,
     rollback: Callable[[Node, int], Node] | None = None,
+    division: Callable[[Node], Division] | None = None,
+    sums: ColumnSum | None = None,
     **properties: bool,
 ) -> Callable[[Reference], Reference]:
     """Register the decorated reference as the op of its name, with these operands.
@@ -169,7 +213,8 @@ def op(
         doc = (reference.__doc__ or "").strip()
         OPS[name] = Op(
             name, reference, Signature(operands), cost, tolerance, doc, cases, phase, **properties,
-            self_test=self_test, alternative=alternative, rollback=rollback,
+            self_test=self_test, alternative=alternative, rollback=rollback, division=division,
+            sums=sums,
         )  # fmt: skip
         return reference
 

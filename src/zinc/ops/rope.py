@@ -16,7 +16,7 @@ from zinc.ops.cases import Case
 from zinc.ops.costs import elementwise_cost
 from zinc.ops.norm import normalise
 from zinc.ops.operands import cache, rows, vector
-from zinc.ops.registry import Attrs, Phase, op
+from zinc.ops.registry import Attrs, Division, Phase, op
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray
 
@@ -81,6 +81,9 @@ def _no_cases() -> Iterator[Case]:
     phase=Phase.ATTENTION,
     row_wise=True,
     prepares_heads=True,
+    division=lambda node: Division(
+        node.outputs[0].cols // int(node.attrs["head_dim"]), whole=frozenset({"table"})
+    ),
 )
 def rope(step: Step, attrs: Attrs, x: FloatArray, table: FloatArray) -> Sequence[FloatArray]:
     """Rotate the first table.cols dimensions of every head."""

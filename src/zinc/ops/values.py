@@ -44,6 +44,15 @@ class ActivationFn(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Box:
+    """A part of a matrix of `shape`: some rows of each plane, and some columns, in whole blocks."""
+
+    rows: range
+    cols: range
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Weight:
     """A tensor of the model file: a matrix [planes, rows, cols] or a float32 vector [cols].
 
@@ -51,7 +60,7 @@ class Weight:
     of a tensor: then `shape` is that of the tensor, `source` its name, and `name` distinguishes the
     parts of one tensor. A part of a vector has its own shape. With `transposed_rows` the weight is
     computed at load (zinc.plan.weights): these rows of the source are divided into planes and each
-    plane is transposed.
+    plane is transposed. With `box` it is that part of the source, and `shape` is its own.
     """
 
     name: str
@@ -60,6 +69,7 @@ class Weight:
     rows_from: tuple[int, ...] | range | None = None
     source: str = field(default="", repr=False)
     transposed_rows: tuple[int, ...] | None = field(default=None, repr=False)
+    box: Box | None = field(default=None, repr=False)
 
     @property
     def tensor(self) -> str:

@@ -10,12 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from zinc.core.errors import RequestError
 from zinc.ops.graph import Node
 from zinc.ops.registry import OPS, Phase
 
 DEVICE, HOST = 0, 1
+
+
+class SplitMode(StrEnum):
+    """How several devices divide a model: each has some layers, or a part of every layer."""
+
+    LAYER = "layer"
+    TENSOR = "tensor"
+    AUTO = "auto"  # the one that is estimated to be faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +34,24 @@ class DeviceMap:
     gpu_layers: number of layers on the device, counted from the end of the model; the output counts
     as the first of them. None, or a number larger than the model (such as -ngl 99), means
     everything. cpu_moe: number of layers, counted from the front, whose experts are on the CPU in
-    any case. shares: for a model on several devices, the part of the layers that each device takes,
-    relative to the others; () divides by their speed.
+    any case. shares: for a model on several devices, the part that each device takes, relative to
+    the others; () divides by their speed. split: what several devices divide, see `SplitMode`.
     """
 
     gpu_layers: int | None = None
     cpu_moe: int = 0
     shares: tuple[float, ...] = ()
+    split: str = SplitMode.LAYER
 
     def check(self, nodes: Iterable[Node], n_layers: int) -> None:
         """Raise RequestError if a model with these nodes cannot be divided like this."""
-        if self.shares:
-            raise RequestError(
-                "there is nothing to share",
-                "one device runs the model",
-                "name several devices with {device}, or leave {shares} out",
-            )
+        for name, is_given in (("shares", self.shares), ("split", self.split != SplitMode.LAYER)):
+            if is_given:
+                raise RequestError(
+                    "there is nothing to share",
+                    "one device runs the model",
+                    f"name several devices with {{device}}, or leave {{{name}}} out",
+                )
         for name, number in (("gpu_layers", self.gpu_layers or 0), ("cpu_moe", self.cpu_moe)):
             if number < 0:
                 raise RequestError(

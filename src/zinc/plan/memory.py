@@ -15,7 +15,7 @@ from zinc.ops.graph import Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, KVState, RecurrentState, RowFormat, Value
 from zinc.plan.passes import View
-from zinc.plan.split import TRANSFERS
+from zinc.plan.split import ALL_REDUCE, TRANSFERS
 
 ALIGNMENT = 4096
 
@@ -108,7 +108,8 @@ def _before(nodes: Sequence[Node], views: Mapping[int, View]) -> list[int]:
     made: dict[int, int] = {}
     touched: dict[str, int] = {}  # the last node that uses each state
     for i, node in enumerate(nodes):
-        mask = 0
+        # A device runs everything before it adds up sums with others.
+        mask = (1 << i) - 1 if node.op == ALL_REDUCE else 0
         for x in node.inputs:
             if isinstance(x, Value):
                 j = made[views[x.id].base.id if x.id in views else x.id]

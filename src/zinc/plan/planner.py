@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import count
 from types import MappingProxyType
 
-from zinc.backends.api import Kernels
+from zinc.backends.api import Kernels, SplitDevices
 from zinc.backends.plans import (
     NO_OUTPUT,
     Launch,
@@ -22,7 +22,7 @@ from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import Graph, Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, Input, RowFormat, Value, Weight
-from zinc.plan import memory, passes, split
+from zinc.plan import memory, passes, split, tensor_split
 from zinc.plan.adapters import Adapters, add_adapters, targets
 from zinc.plan.alternatives import add_alternatives, held_inputs
 
@@ -72,17 +72,37 @@ def make_plan(
         return (
             _with_sampling(plan, graph.output) if samples and backend.supports("sample") else plan
         )
-    next_id = 1 + max(v.id for node in graph.nodes for v in node.outputs)
+    lists, final = _divided(graph, backend.split, adapters)
+    next_id = 1 + max(v.id for nodes in lists for node in nodes for v in node.outputs)
     parts = []
-    devices = backend.split.devices
-    divided = split.split(graph.nodes, backend.split.device_of, len(devices))
-    for device, nodes in zip(devices, divided, strict=True):
-        is_last = any(graph.output in n.outputs for n in nodes if n.op != split.RECEIVE)
-        output = graph.output if is_last else None
+    for device, nodes in zip(backend.split.devices, lists, strict=True):
+        is_last = any(final in n.outputs for n in nodes if n.op != split.RECEIVE)
+        output = final if is_last else None
         parts.append(_part(nodes, output, device, rows, fuse, next_id, adapters))
         made = (ref.id for launch in parts[-1].plan.launches for ref in launch.outputs)
         next_id = max(next_id, 1 + max(made, default=0))
     return split.join(parts)
+
+
+def _divided(
+    graph: Graph, devices: SplitDevices, adapters: Adapters
+) -> tuple[list[list[Node]], Value]:
+    """Return the nodes of each device, and the output. Raises UnsupportedError for adapters."""
+    assert graph.output is not None
+    n_devices, division = len(devices.devices), devices.division
+    if callable(division):
+        return split.split(graph.nodes, division, n_devices), graph.output
+    if adapters:
+        raise UnsupportedError(
+            "tensors with LoRA adapters cannot be divided",
+            "the factors of an adapter are not divided with their tensor",
+            "choose {split=layer}, or leave {lora} out",
+        )
+    alike = len({device.describe() for device in devices.devices}) == 1
+    found = tensor_split.divide(graph, division, alike)
+    device_of = {id(node): at for node, at in zip(found.nodes, found.devices, strict=True)}
+    nodes = split.split(found.nodes, lambda node: device_of[id(node)], n_devices, False)
+    return nodes, found.output
 
 
 def _with_host_rows(graph: Graph) -> list[Node]:
@@ -153,6 +173,7 @@ def _part(
     launches: list[Launch] = []
     sends: dict[int, split.Exchange] = {}
     receives: dict[int, split.Exchange] = {}
+    reduces: dict[int, split.Exchange] = {}
     for node in nodes:
         if node.op == split.SEND:
             refs = tuple(ref(v) for v in node.inputs if isinstance(v, Value))
@@ -160,6 +181,9 @@ def _part(
         elif node.op == split.RECEIVE:
             refs = tuple(ref(v) for v in node.outputs)
             receives[int(node.attrs["stop"])] = split.Exchange(len(launches), refs)
+        elif node.op == split.ALL_REDUCE:
+            refs = tuple(ref(v) for v in (*node.inputs, *node.outputs) if isinstance(v, Value))
+            reduces[int(node.attrs["stop"])] = split.Exchange(len(launches), refs)
         else:
             launches.append(_lower(node, ref, backend))
     plan = Plan(
@@ -169,7 +193,7 @@ def _part(
         rows[Dim.TOKENS],
         rows[Dim.OUTPUTS],
     )
-    return split.Part(plan, sends, receives)
+    return split.Part(plan, sends, receives, reduces)
 
 
 def _with_sampling(plan: Plan, logits: Value) -> Plan:

@@ -4,37 +4,47 @@ Nodes keep their order. Before a run of nodes that needs values of other devices
 all values that it will ever need and that exist by then, so each value is sent to a device once. In
 the node list of a device a `receive` node makes these values, and in the list of the sender a
 `send` node reads them. So fusion, row formats and memory handle them like other nodes, but they
-have no launch.
+have no launch. The partial sums of a divided tensor meet in `all_reduce` nodes in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from types import MappingProxyType
 
 from zinc.backends.plans import (
+    AllReduce,
     Plan,
     Ref,
     Segment,
     SplitPlan,
+    Term,
     Transfer,
 )
 from zinc.ops.graph import Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import KVState, RecurrentState, Value
 
-SEND, RECEIVE = "send", "receive"
-TRANSFERS = {SEND, RECEIVE}  # nodes without an entry in zinc.ops
+SEND, RECEIVE, ALL_REDUCE = "send", "receive", "all_reduce"
+TRANSFERS = {SEND, RECEIVE, ALL_REDUCE}  # nodes without an entry in zinc.ops
 
 
 def split(
-    nodes: Sequence[Node], device_of: Callable[[Node], int], n_devices: int
+    nodes: Sequence[Node],
+    device_of: Callable[[Node], int],
+    n_devices: int,
+    take_turns: bool = True,
 ) -> list[list[Node]]:
     """Return the nodes of each device, with sends and receives.
 
-    The attribute `stop` identifies sends and receives that belong together. All nodes that use a
+    take_turns: the devices work one after the other, so a receive is placed as early as possible,
+    for fewer and longer turns. Otherwise it is placed right before the first reader, so that the
+    devices work at the same time.
+
+    The attribute `stop` identifies sends and receives that belong together, and the nodes of an
+    all-reduce, which are given with one `stop` and follow each other. All nodes that use a
     state run on the device of the first one, and so do the norms and RoPE that are fused with them.
     Views of columns are made on every device that reads them.
     """
@@ -47,6 +57,7 @@ def split(
     # waits for the nodes from there on, so a receive is placed before them: fewer, longer runs.
     since = [0] * n_devices
     makers: dict[Value, int] = {}
+    reduces: dict[int, int] = {}  # the stop of each all-reduce
     n_stops = 0
     for at, turn in turns:
         made = {v: at for node in turn for v in node.outputs}
@@ -58,11 +69,18 @@ def split(
                 sent = tuple(v for v in received if makers[v] == source)
                 lists[source].append(Node(SEND, sent, (), attrs))
                 since[source] = len(lists[source])
-            lists[at].insert(since[at], Node(RECEIVE, (), tuple(received), attrs))
-            since[at] += 1
+            place = since[at] if take_turns else len(lists[at])
+            lists[at].insert(place, Node(RECEIVE, (), tuple(received), attrs))
+            since[at] = place + 1
             wanted[at] -= {v.id for v in received}
             n_stops += 1
-        lists[at] += turn
+        for node in turn:
+            if node.op == ALL_REDUCE:
+                stop = reduces.setdefault(int(node.attrs["stop"]), n_stops)
+                n_stops = max(n_stops, stop + 1)
+                node = replace(node, attrs=MappingProxyType({"stop": stop}))
+                since[at] = len(lists[at]) + 1
+            lists[at].append(node)
         makers |= made
     return lists
 
@@ -83,18 +101,22 @@ def _devices(nodes: Sequence[Node], device_of: Callable[[Node], int]) -> list[in
             continue
         found[i] = home = homes.setdefault(states[0], found[i])
         for x in node.inputs:
-            while isinstance(x, Value) and OPS[nodes[made[x.id]].op].prepares_heads:
+            while isinstance(x, Value) and _prepares_heads(nodes[made[x.id]]):
                 found[made[x.id]] = home
                 x = nodes[made[x.id]].rows("x")
     return found
 
 
+def _prepares_heads(node: Node) -> bool:
+    return node.op not in TRANSFERS and OPS[node.op].prepares_heads
+
+
 def _turns(nodes: Sequence[Node], devices: Sequence[int]) -> Iterator[tuple[int, list[Node]]]:
-    """Yield runs of consecutive nodes on one device."""
+    """Yield runs of consecutive nodes on one device; each all-reduce node is a run of its own."""
     columns = {node.outputs[0].id: node for node in nodes if node.op == "columns"}
     taken: set[tuple[int, int]] = set()  # device and id of the columns made there
     rest = ((at, node) for at, node in zip(devices, nodes, strict=True) if node.op != "columns")
-    for at, group in groupby(rest, lambda x: x[0]):
+    for (at, _), group in groupby(rest, lambda x: (x[0], x[1].op == ALL_REDUCE)):
         turn: list[Node] = []
         for _, node in group:
             for part in reversed(list(_columns_of(node, columns))):
@@ -123,11 +145,15 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The plan of one device, and its sends and receives by stop."""
+    """The plan of one device, and its exchanges by stop.
+
+    reduces: the total of an all-reduce, after the partial sum of the device, if it has one.
+    """
 
     plan: Plan
     sends: Mapping[int, Exchange]
     receives: Mapping[int, Exchange]
+    reduces: Mapping[int, Exchange] = field(default_factory=dict)
 
 
 def join(parts: Sequence[Part]) -> SplitPlan:
@@ -135,7 +161,7 @@ def join(parts: Sequence[Part]) -> SplitPlan:
 
     Before values are exchanged at a stop, the devices concerned run all launches before it.
     """
-    schedule: list[Segment | Transfer] = []
+    schedule: list[Segment | Transfer | AllReduce] = []
     done = [0] * len(parts)
 
     def run(device: int, until: int) -> None:
@@ -144,7 +170,17 @@ def join(parts: Sequence[Part]) -> SplitPlan:
             done[device] = until
 
     receivers = {stop: i for i, part in enumerate(parts) for stop in part.receives}
-    for stop, target in sorted(receivers.items()):
+    for stop in sorted({*receivers, *(stop for part in parts for stop in part.reduces)}):
+        if stop not in receivers:
+            terms = []
+            for device, part in enumerate(parts):
+                if stop in part.reduces:
+                    run(device, part.reduces[stop].at)
+                    *own, total = part.reduces[stop].refs
+                    terms.append(Term(device, own[0] if own else None, total))
+            schedule.append(AllReduce(tuple(terms)))
+            continue
+        target = receivers[stop]
         senders = [i for i, part in enumerate(parts) if stop in part.sends]
         received = {ref.id: ref for ref in parts[target].receives[stop].refs}
         for source in senders:

@@ -1,8 +1,9 @@
 """Tensors of a file as the weights of a graph need them, before they are uploaded.
 
-Almost always these are the bytes of the file. A part of a vector is cut out. A weight that must be
-stored transposed is decoded and transposed once at load, because no block format can be transposed
-in place. The factors of adapters are scaled and stored as float16.
+Almost always these are the bytes of the file. A part of a vector is cut out, and a part of a matrix
+is read alone. A weight that must be stored transposed is decoded and transposed once at load,
+because no block format can be transposed in place. The factors of adapters are scaled and stored as
+float16.
 """
 
 from __future__ import annotations
@@ -11,13 +12,52 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from zinc.backends.api import ByteReader, TensorData
 from zinc.formats.gguf import Tensor
-from zinc.ops.values import FloatArray, Weight
-from zinc.quant.blocks import GGMLType
+from zinc.ops.values import Box, FloatArray, Weight
+from zinc.quant.blocks import GGMLType, row_bytes
 from zinc.quant.decode import decode
 from zinc.quant.encode import encode
+
+_CHUNK_BYTES = 1 << 20
+
+
+class BoxReader:
+    """Reader of a part of a matrix in a file. Implements `zinc.backends.api.ByteReader`.
+
+    Whole rows are read in chunks, and their columns copied.
+    """
+
+    def __init__(self, source: ByteReader, type: GGMLType, box: Box) -> None:
+        self._source, self._box = source, box
+        self._stored_bytes = row_bytes(type, box.shape[-1])  # of a row in the file
+        self._first_byte = row_bytes(type, box.cols.start)
+        self._row_bytes = row_bytes(type, len(box.cols))
+        planes = box.shape[0] if len(box.shape) == 3 else 1
+        self._n_bytes = planes * len(box.rows) * self._row_bytes
+
+    @property
+    def n_bytes(self) -> int:
+        return self._n_bytes
+
+    def read_into(self, target: npt.NDArray[np.uint8], start: int = 0) -> None:
+        """Fill `target` with the bytes from `start` on. Raises FormatError."""
+        n_rows = max(1, _CHUNK_BYTES // self._stored_bytes)
+        scratch = np.empty((n_rows, self._stored_bytes), np.uint8)
+        done = 0
+        while done < target.nbytes:
+            row, skipped = divmod(start + done, self._row_bytes)
+            plane, row = divmod(row, len(self._box.rows))
+            wanted = -(-(skipped + target.nbytes - done) // self._row_bytes)
+            rows = scratch[: min(n_rows, wanted, len(self._box.rows) - row)]
+            stored = plane * self._box.shape[-2] + self._box.rows.start + row
+            self._source.read_into(rows.reshape(-1), stored * self._stored_bytes)
+            part = rows[:, self._first_byte : self._first_byte + self._row_bytes]
+            found = part.reshape(-1)[skipped:][: target.nbytes - done]
+            target[done : done + len(found)] = found
+            done += len(found)
 
 
 def factor_data(a: FloatArray, b: FloatArray) -> tuple[TensorData, TensorData] | None:
@@ -46,8 +86,13 @@ def tensor_data(weight: Weight, tensor: Tensor, reader: ByteReader | None = None
     """
     data = TensorData(tensor.type, tensor.shape, reader or tensor)
     if weight.is_vector and weight.rows_from is not None:
-        part: FloatArray = decode(data.read(), tensor.type, tensor.shape)[list(weight.rows_from)]
+        part: FloatArray = decode(data.read(), tensor.type, (tensor.n_elements,))[
+            list(weight.rows_from)
+        ]
         return TensorData(weight.type, weight.shape, encode(part, weight.type).reshape(-1))
+    if weight.box is not None:
+        part_reader = BoxReader(reader or tensor, tensor.type, weight.box)
+        return TensorData(tensor.type, weight.shape, part_reader)
     if weight.transposed_rows is None:
         return replace(data, shape=weight.shape)
     planes, rows, cols = weight.shape

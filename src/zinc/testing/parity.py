@@ -23,7 +23,7 @@ from zinc.backends.api import (
     Kernels,
     Program,
 )
-from zinc.backends.plans import Launch, Plan, Ref
+from zinc.backends.plans import AllReduce, Launch, Plan, Ref, SplitPlan
 from zinc.core.progress import ProgressBar
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case, plan_case, relative_error
 from zinc.ops import OPS
@@ -95,6 +95,9 @@ def compare(
     """
     plan = program.plan
     whole = {ref.id: ref for launch in plan.launches for ref in launch.outputs}
+    if isinstance(plan, SplitPlan):
+        sums = (entry for entry in plan.schedule if isinstance(entry, AllReduce))
+        whole |= {term.total.id: term.total for entry in sums for term in entry.terms}
     for i, launch in enumerate(plan.launches):
         if not launch.runs_in(step):
             continue

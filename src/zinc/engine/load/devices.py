@@ -1,22 +1,24 @@
 """A model divided over several devices that the option `device` names, such as "vulkan:0,vulkan:1".
 
 Each device takes a range of layers (`zinc.plan.layer_split`): as many as its memory holds, in
-proportion to its read bandwidth or to the shares of the device map.
+proportion to its read bandwidth or to the shares of the device map. Or it takes a part of every
+layer (`zinc.plan.tensor_split`), in the same proportion.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from zinc.backends import api
 from zinc.backends.api import Backend
 from zinc.backends.capabilities import BackendKind, DeviceInfo, DeviceKind
-from zinc.backends.plans import Plan, SplitPlan, states_of
+from zinc.backends.plans import AllReduce, Plan, SplitPlan, states_of
 from zinc.backends.split import SplitBackend
-from zinc.core.errors import DeviceError, MemoryLimitError, RequestError
+from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, UnsupportedError
 from zinc.engine.cache_layout import context_bytes, resolve_kv_dtype, state_bytes_per_sequence
 from zinc.engine.load.auto import find_gpus
 from zinc.engine.load.device_map import (
@@ -31,7 +33,7 @@ from zinc.engine.load.memory import RESERVE_SHARE, budgets, has_room, memory_gro
 from zinc.engine.load.options import LoadOptions
 from zinc.engine.step_cost import StepShape
 from zinc.ops.values import State, Weight
-from zinc.plan.device_map import DeviceMap
+from zinc.plan.device_map import DeviceMap, SplitMode
 from zinc.plan.layer_split import (
     DeviceRoom,
     LayerLoad,
@@ -40,6 +42,7 @@ from zinc.plan.layer_split import (
     even_split,
 )
 from zinc.plan.planner import make_plan
+from zinc.plan.split_choice import split_cost
 
 
 def named_devices(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -66,39 +69,55 @@ def divide_over(
     options: LoadOptions,
     draft_bytes: DraftBytes = no_draft,
 ) -> BackendChoice:
-    """Return the backend that divides the layers of `model` over the devices called `names`.
+    """Return the backend that divides `model` over the devices called `names`.
 
     Raises DeviceError if a device is not there or is named twice, RequestError if the device map
     does not suit the devices, and MemoryLimitError if their memory is too small.
     """
-    n_layers = model.spec.n_layers
     device_map = options.device_map or DeviceMap()
-    _check(device_map, names, n_layers)
+    _check(device_map, names, model.spec.n_layers)
     selectors = [_selector(name, options.backend) for name in names]
     devices = _open(selectors, options)
     shared = [selector for _, selector in selectors]
+    speeds = device_map.shares or _speeds(devices)
+    by_layer = partial(_by_layer, devices, shared, model, options, speeds, draft_bytes)
+    by_tensor = partial(_by_tensor, devices, shared, model, options, speeds, draft_bytes)
+    match SplitMode(device_map.split):
+        case SplitMode.LAYER:
+            backend, note = by_layer()
+        case SplitMode.TENSOR:
+            backend, note = by_tensor()
+        case SplitMode.AUTO:
+            backend, note = _faster(by_layer, by_tensor, model, options)
+    return BackendChoice(backend, device_map, note)
+
+
+def _by_layer(
+    devices: Sequence[Backend],
+    selectors: Sequence[str],
+    model: OpenModel,
+    options: LoadOptions,
+    speeds: Sequence[float],
+    draft_bytes: DraftBytes,
+) -> tuple[SplitBackend, str]:
+    """Return the backend whose devices have some layers each, and a note about it.
+
+    Raises MemoryLimitError.
+    """
 
     def on(split: LayerSplit) -> SplitBackend:
-        return _backend(devices, shared, model, split)
+        return _backend(SplitBackend(devices, split.assign(), selectors), model)
 
-    backend = on(even_split(n_layers, len(devices)))
+    backend = on(even_split(model.spec.n_layers, len(devices)))
     plans = _plans(model, backend, options)
-    default = backend.capabilities.kv_dtype
-    kv_dtype = resolve_kv_dtype(options.kv_dtype, default, states_of(plans))
+    kv_dtype = _kv_dtype(backend, plans, options)
     loads, joined = _loads(model, plans[0], options, kv_dtype)
-    speeds = device_map.shares or _speeds(devices)
     rooms = _rooms(model, plans, backend, options, speeds, draft_bytes)
     # Queries of layers that share a cache would cross to the device that has it.
     split = divide_layers(loads, rooms, joined) or divide_layers(loads, rooms)
     if split is not None:
         backend = on(split)
-        context, n_sequences = _context(model, options), options.sequences or 1
-        for i, memory in enumerate(budgets(model.file, _plans(model, backend, options), backend)):
-            if i == 0 or memory.has_first:
-                memory = replace(memory, draft_bytes=lambda n: draft_bytes(devices[0], n))
-            if not has_room(memory, kv_dtype, context, n_sequences, options.batch_tokens):
-                split = None
-    if split is None:
+    if split is None or not _fits(backend, model, options, draft_bytes):
         needed = sum(load.memory_bytes for load in loads)
         room = sum(max(0, room.memory_bytes) for room in rooms)
         raise MemoryLimitError(
@@ -107,7 +126,97 @@ def divide_over(
             f"{_context(model, options):,} tokens, and {room / 1e9:.1f} GB are available",
             "use a smaller model, quantisation or {context}, or add cpu to {device}",
         )
-    return BackendChoice(backend, device_map, split.describe(backend.split.names))
+    return backend, split.describe(backend.split.names)
+
+
+def _by_tensor(
+    devices: Sequence[Backend],
+    selectors: Sequence[str],
+    model: OpenModel,
+    options: LoadOptions,
+    speeds: Sequence[float],
+    draft_bytes: DraftBytes,
+) -> tuple[SplitBackend, str]:
+    """Return the backend whose devices have a part of every layer, and a note about it.
+
+    Raises MemoryLimitError, and UnsupportedError for a model with adapters.
+    """
+    backend = _backend(SplitBackend(devices, tuple(speeds), selectors), model)
+    names = backend.split.names
+    if not _fits(backend, model, options, draft_bytes):
+        raise MemoryLimitError(
+            f"the model does not fit on {' and '.join(names)} in these parts",
+            "each device must have room for its part of every layer, and for what all of them have",
+            "choose {split=layer}, other {shares}, or a smaller model, quantisation or {context}",
+        )
+    parts = [
+        f"{share / sum(speeds):.0%} on {name}" for share, name in zip(speeds, names, strict=True)
+    ]
+    return backend, f"every layer divided, {', '.join(parts)}"
+
+
+def _faster(
+    by_layer: Callable[[], tuple[SplitBackend, str]],
+    by_tensor: Callable[[], tuple[SplitBackend, str]],
+    model: OpenModel,
+    options: LoadOptions,
+) -> tuple[SplitBackend, str]:
+    """Return the division that is estimated to be faster, of those that fit, and a note about it.
+
+    Raises MemoryLimitError if none fits.
+    """
+    from zinc.engine.load.bandwidth import bandwidth_of
+    from zinc.engine.load.link import all_reduce_seconds
+
+    layers: tuple[SplitBackend, str] | None = None
+    try:
+        layers = by_layer()
+        tensors = by_tensor()
+    except (MemoryLimitError, UnsupportedError):
+        return layers or by_tensor()
+    rates = [bandwidth_of(device) for device in layers[0].devices]
+    known = [rate.bytes_per_s for rate in rates if rate is not None]
+    if len(known) < len(rates):
+        return layers[0], f"{layers[1]} (the bandwidth of a device is unknown)"
+    layer_plan, tensor_plan = (
+        _plans(model, backend, options)[0] for backend, _ in (layers, tensors)
+    )
+    cost = split_cost(
+        _token_bytes(layer_plan, layers[0], options),
+        _token_bytes(tensor_plan, tensors[0], options),
+        known,
+        sum(isinstance(entry, AllReduce) for entry in tensor_plan.schedule),
+        all_reduce_seconds(layers[0].devices, model.spec.hidden),
+    )
+    backend, note = tensors if cost.tensor_is_faster else layers
+    estimate = f"a token is estimated to take {cost.layer_s * 1e3:.3g} ms by layer and "
+    return backend, f"{note} ({estimate}{cost.tensor_s * 1e3:.3g} ms by tensor)"
+
+
+def _token_bytes(plan: SplitPlan, backend: SplitBackend, options: LoadOptions) -> list[int]:
+    """Return the bytes that each device moves for a token after an empty cache."""
+    kv_dtype = _kv_dtype(backend, [plan], options)
+    shape = StepShape(tokens=1, outputs=1, depth=0, kv_dtype=kv_dtype)
+    return [sum(shape.bytes(launch) for launch in part.launches) for part in plan.parts]
+
+
+def _kv_dtype(backend: Backend, plans: Sequence[Plan], options: LoadOptions) -> str:
+    return resolve_kv_dtype(options.kv_dtype, backend.capabilities.kv_dtype, states_of(plans))
+
+
+def _fits(
+    backend: SplitBackend, model: OpenModel, options: LoadOptions, draft_bytes: DraftBytes
+) -> bool:
+    """Return whether every device has room for its part of the model, with its cache."""
+    plans = _plans(model, backend, options)
+    kv_dtype = _kv_dtype(backend, plans, options)
+    context, n_sequences = _context(model, options), options.sequences or 1
+    for i, memory in enumerate(budgets(model.file, plans, backend)):
+        if i == 0 or memory.has_first:
+            memory = replace(memory, draft_bytes=lambda n: draft_bytes(backend.devices[0], n))
+        if not has_room(memory, kv_dtype, context, n_sequences, options.batch_tokens):
+            return False
+    return True
 
 
 def _check(device_map: DeviceMap, names: Sequence[str], n_layers: int) -> None:
@@ -125,7 +234,13 @@ def _check(device_map: DeviceMap, names: Sequence[str], n_layers: int) -> None:
             f"there are {len(names)} devices, and each takes a share greater than 0",
             f"give {len(names)} numbers",
         )
-    if n_layers < len(names):
+    if device_map.split not in list(SplitMode):
+        raise RequestError(
+            f"a model cannot be divided by {device_map.split!r}",
+            "",
+            f"choose one of {', '.join(SplitMode)}",
+        )
+    if n_layers < len(names) and device_map.split != SplitMode.TENSOR:
         raise RequestError(
             f"the model cannot be divided over {len(names)} devices",
             f"it has {n_layers} layers, and each device takes one or more",
@@ -193,10 +308,8 @@ def _is_emulated(backend: str, selector: str) -> bool:
     )
 
 
-def _backend(
-    devices: Sequence[Backend], selectors: Sequence[str], model: OpenModel, split: LayerSplit
-) -> SplitBackend:
-    backend = SplitBackend(devices, split.assign(), selectors)
+def _backend(backend: SplitBackend, model: OpenModel) -> SplitBackend:
+    """Return `backend`, which then knows the weights and states of each device."""
     factors = model.adapters.factors
     plan = make_plan(model.graphs[0], backend, max_tokens=1, max_outputs=1, adapters=factors)
     assert isinstance(plan, SplitPlan)
@@ -204,9 +317,10 @@ def _backend(
     return backend
 
 
-def _plans(model: OpenModel, backend: Backend, options: LoadOptions) -> list[Plan]:
+def _plans(model: OpenModel, backend: SplitBackend, options: LoadOptions) -> list[SplitPlan]:
     tokens, outputs = options.batch_tokens, options.output_rows
-    return [make_plan(g, backend, max_tokens=tokens, max_outputs=outputs) for g in model.graphs]
+    plans = [make_plan(g, backend, max_tokens=tokens, max_outputs=outputs) for g in model.graphs]
+    return [plan for plan in plans if isinstance(plan, SplitPlan)]
 
 
 def _context(model: OpenModel, options: LoadOptions) -> int:

@@ -27,9 +27,10 @@ def resolve_model(name: str | os.PathLike[str] | None) -> Path:
 def weights_bytes(file: GGUFFile, weights: Iterable[Weight]) -> int:
     """Return the bytes of the tensors of `weights`; several weights may share a tensor.
 
-    Tensors that the file does not have, those of adapters, count with their own shapes.
+    Parts of tensors, and tensors that the file does not have, those of adapters, count with their
+    own shapes.
     """
-    tensors = {w.tensor: w for w in weights}
+    tensors = {w.tensor if w.box is None else w.name: w for w in weights}
     return sum(
         file.tensors[name].n_bytes if name in file.tensors else weight_bytes(w)
         for name, w in tensors.items()

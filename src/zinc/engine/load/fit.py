@@ -63,13 +63,15 @@ class FitReport:
 
     fitting_context_tokens: the longest context, up to the model's own, for which there is room; 0
     if the weights alone are too large. memories: one for each device that does not share the
-    host's. reads: one for each device; () for an encoder, which does not decode.
+    host's. reads: one for each device; () for an encoder, which does not decode. at_once: whether
+    the devices read at the same time.
     """
 
     context_tokens: int
     fitting_context_tokens: int
     memories: tuple[MemoryNeed, ...]
     reads: tuple[DecodeReads, ...]
+    at_once: bool = False
 
     @property
     def fits(self) -> bool:
@@ -83,11 +85,12 @@ class FitReport:
     @property
     def decode_tokens_per_s(self) -> float | None:
         """The tokens a second that bandwidth allows; None if one of the devices is not measured."""
-        seconds = 0.0
+        times = []
         for each in self.reads:
             if each.bandwidth is None:
                 return None
-            seconds += each.token_bytes / each.bandwidth.bytes_per_s
+            times.append(each.token_bytes / each.bandwidth.bytes_per_s)
+        seconds = max(times, default=0.0) if self.at_once else sum(times)
         return 1 / seconds if seconds else None
 
 
@@ -102,6 +105,7 @@ def fit_report(planned: PlannedModel, context: int, bandwidth_of: BandwidthOf) -
         fitting_context_tokens=min(_fitting_context(planned, budget) for budget in budgets),
         memories=tuple(_need(planned, budget, context) for budget in budgets),
         reads=() if planned.spec.is_encoder else tuple(_reads(planned, bandwidth_of)),
+        at_once=planned.backend.split is not None and planned.backend.split.is_by_tensor,
     )
 
 
