@@ -101,7 +101,7 @@ def compile_here(job: Job, gpu: str) -> dict[str, Any]:
         macros = ", ".join(f"{key} {value}" for key, value in sorted(kernel.defines))
         place = {"gpu": gpu, "model": model, "step": step}
         rows.append({**place, "kernel": kernel.name, "macros": macros, **numbers})
-    mesa = candidate.driver.partition("Mesa ")[2].partition(" ")[0]
+    mesa = candidate.driver.rpartition("Mesa ")[2].partition(" ")[0]
     return {"mesa": mesa, "device": candidate.name, "kernels": rows}
 
 

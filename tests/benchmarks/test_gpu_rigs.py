@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 RIGS = ROOT / "dev" / "gpu-rigs"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 RIG = Path(os.environ.get("GPU_RIG") or CACHE / "zinc-gpu-rig")
+INTEL_GPUS = ("dg2", "mtl", "lnl", "bmg")
 GPUS = ("navi21", "navi31", "navi33", "strix1", "gfx1201")
 USUAL_GPUS = ("gfx1201",)
 # Kernels that take a negligible part of a step.
@@ -29,6 +30,16 @@ COLD = {"embed", "rope_table", "elementwise", "group_experts"}
 def needs_rig() -> None:
     if not (RIG / "mesa-version").exists():
         pytest.skip("there is no GPU rig: dev/gpu-rigs/make")
+    needs_compiler()
+
+
+def needs_intel_rig() -> None:
+    if not (RIG / "usr/lib/x86_64-linux-gnu/libintel_noop_drm_shim.so").exists():
+        pytest.skip("the GPU rig has no shim of Intel: dev/gpu-rigs/make-intel")
+    needs_compiler()
+
+
+def needs_compiler() -> None:
     packages = ("slangtorch", "slangpy")
     if not (shutil.which("slangc") or any(map(importlib.util.find_spec, packages))):
         pytest.skip("there is no Slang compiler")
@@ -115,6 +126,46 @@ def test_hot_decode_kernels_fit_eight_waves(kernels):
     assert all(k["waves"] >= 8 for k in hot)
 
 
+# -- Intel ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded_intel(tmp_path_factory):
+    """Results of `dev/gpu-rigs/record intel`: decode on Arc A, or everything with --every."""
+    needs_intel_rig()
+    path = tmp_path_factory.mktemp("intel") / "intel.json"
+    models = ("qwen3-8b", "qwen35moe-64x") if effort.EVERY else ("qwen3-8b",)
+    gpus = INTEL_GPUS if effort.EVERY else ("dg2",)
+    part = ("--gpus", *gpus, "--shapes", *models, *(() if effort.EVERY else ("--steps", "decode")))
+    run(sys.executable, RIGS / "record", "intel", "--json", path, *part)
+    return json.loads(path.read_text())["kernels"]
+
+
+def test_no_hot_decode_kernel_spills_on_intel(recorded_intel):
+    """Arc A and Meteor Lake have the fewest registers: 64 a lane."""
+    hot = [
+        k
+        for k in recorded_intel
+        if (k["model"], k["step"]) == ("qwen3-8b", "decode") and k["kernel"] not in COLD
+    ]
+    assert {k["kernel"] for k in hot} >= {"norm", "matvec", "attention"}
+    assert {k["gpu"] for k in hot} == set(INTEL_GPUS if effort.EVERY else ("dg2",))
+    assert spilling(hot) == {}
+    assert all(k["dots"] >= 16 for k in hot if k["kernel"] == "matvec")
+
+
+@pytest.mark.every
+def test_few_registers_of_any_kernel_are_spilled_on_intel(recorded_intel):
+    spills = dict.fromkeys(INTEL_GPUS, 0)
+    for k in recorded_intel:
+        spills[k["gpu"]] += k["spills"]
+    assert spills["bmg"] == spills["lnl"] == 0
+    assert spills["dg2"] <= 100
+
+
+# -- barriers -------------------------------------------------------------------------------------
+
+
 def test_no_barrier_of_a_decode_step_acts_on_a_cache(gpu, recorded):
     usual, coherent = (recorded["steps"][gpu][kernels] for kernels in ("usual", "coherent"))
     assert coherent["waits"] == usual["waits"] > 60
@@ -192,6 +243,7 @@ def test_coherent_kernels_agree_with_published_models():
 
 # Keeps more sums than a thread has registers, each of which needs all the others.
 SPILLS = """
+#define SUMS COUNT
 struct Arguments { float* x; };
 
 [[vk::push_constant]] Arguments args;
@@ -199,11 +251,11 @@ struct Arguments { float* x; };
 [shader("compute")][numthreads(32, 1, 1)]
 void main(uint thread : SV_GroupIndex)
 {
-    float sums[400];
-    [ForceUnroll] for (uint i = 0; i < 400; i++) sums[i] = args.x[thread * 400 + i];
+    float sums[SUMS];
+    [ForceUnroll] for (uint i = 0; i < SUMS; i++) sums[i] = args.x[thread * SUMS + i];
     for (uint k = 0; k < 9; k++)
-        [ForceUnroll] for (uint i = 0; i < 400; i++) sums[i] += sums[(i * 7 + 1) % 400] * sums[i];
-    [ForceUnroll] for (uint i = 0; i < 400; i++) args.x[thread * 400 + i] = sums[i];
+        [ForceUnroll] for (uint i = 0; i < SUMS; i++) sums[i] += sums[(i * 7 + 1) % SUMS] * sums[i];
+    [ForceUnroll] for (uint i = 0; i < SUMS; i++) args.x[thread * SUMS + i] = sums[i];
 }
 """
 COMPILE_ONE = """
@@ -214,18 +266,22 @@ from zinc.backends.vulkan.explain import explain, open_explaining
 from zinc.backends.vulkan.physical import candidates, library
 from zinc.gpu.dispatch import KernelVariant
 sys.path.insert(0, sys.argv[1])
-from drivers import AMD
+from drivers import DRIVERS
 shaders.KERNELS = Path(sys.argv[2])
 device = open_explaining(library(), candidates()[0])
 pipelines, kernel = shaders.Pipelines(device), KernelVariant("spills", ())
 pipelines.prepare([kernel])
-print(json.dumps(AMD.numbers(explain(library(), device, pipelines.get(kernel)))))
+numbers = DRIVERS[sys.argv[3]].numbers
+print(json.dumps(numbers(explain(library(), device, pipelines.get(kernel)))))
 """
 
 
-def test_a_planted_spill_is_seen(tmp_path):
-    needs_rig()
-    (tmp_path / "spills.slang").write_text(SPILLS)
-    text = run(RIGS / "run", "gfx1201", "-c", COMPILE_ONE, RIGS, tmp_path)
+@pytest.mark.parametrize(
+    ("driver", "gpu", "sums"), [("amd", "gfx1201", 400), ("intel", "dg2", 100)]
+)
+def test_a_planted_spill_is_seen(driver, gpu, sums, tmp_path):
+    (needs_rig if driver == "amd" else needs_intel_rig)()
+    (tmp_path / "spills.slang").write_text(SPILLS.replace("COUNT", str(sums)))
+    text = run(RIGS / "run", gpu, "-c", COMPILE_ONE, RIGS, tmp_path, driver)
     numbers = json.loads(text)
     assert spilling([{"model": "", "kernel": "spills", "macros": "", **numbers}])

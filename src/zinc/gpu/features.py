@@ -59,3 +59,8 @@ class Features:
     def has_few_registers(self) -> bool:
         """Whether a lane has fewer registers than the kernels were written for."""
         return self.registers < FULL_REGISTERS
+
+    @property
+    def has_fewest_registers(self) -> bool:
+        """Whether a lane has a quarter of the registers that the kernels were written for."""
+        return self.registers <= FULL_REGISTERS // 4

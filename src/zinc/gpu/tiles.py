@@ -16,7 +16,6 @@ from zinc.gpu.features import FULL_REGISTERS, Features
 from zinc.gpu.packing import FLOATS, UNIT
 from zinc.gpu.tuned import TileKey
 
-MANY_REGISTERS = 128  # of a lane, for the largest tiles of registers
 MAX_BATCH = 8  # rows of x that a GEMV multiplies in one pass over the weights
 # Rows of x in one pass in batch-invariant mode, whatever the step. Decode reads weights once as
 # otherwise; a prompt reads them once for every four tokens.
@@ -103,6 +102,8 @@ def _gemv_rows(features: Features, rows: int, units: int, n_x: int, weights: int
     # Sums stay in registers. With more rows of x there is more work a row, so fewer waves need to
     # share it, and fewer workgroups fill the device.
     per_wave = max(1, min(4, 16 // (batch * weights)))
+    if batch > 1 and features.has_fewest_registers:
+        per_wave = max(1, per_wave // 2)
     if batch == 1:
         split, groups_a_unit = _power_of_two(max(1, steps // 2)), 2.0
     else:
@@ -165,6 +166,8 @@ def _gemv_blocks(features: Features, units: int, n_x: int, weights: int) -> Gemv
         return GemvTile(waves=8, split=1, rows=4, batch=MAX_BATCH)
     rows = 4 if features.subgroup <= 32 else 8
     batch = min(_batch(features, n_x), max(1, 32 // (rows * weights)))
+    if batch > 1 and features.has_fewest_registers:
+        rows //= 2
     split = 2 if units >= 2 * features.subgroup else 1
     return GemvTile(waves=32 * split // rows, split=split, rows=rows, batch=batch)
 
@@ -240,7 +243,7 @@ def _gemm_block(features: Features, half: bool, n_x: int) -> GemmTile:
     if half and features.cooperative_matrix and features.shared_bytes >= 36864:
         if n_x <= 32:
             tile = GemmTile(128, 32, down=4 * FULL_REGISTERS // features.registers, across=2)
-        elif features.registers < MANY_REGISTERS:
+        elif features.has_fewest_registers:
             tile = GemmTile(64, 64, down=8, across=4)
         elif n_x <= 64:
             tile = GemmTile(64, 64, down=2, across=2)
@@ -249,9 +252,8 @@ def _gemm_block(features: Features, half: bool, n_x: int) -> GemmTile:
         return _within_registers(features, tile)
     if features.subgroup < 16:  # a CPU: a small kernel compiles sooner
         return GemmTile(32, 16, sums=2)
-    if n_x <= 32:
-        return GemmTile(64, 32, sums=8)
-    return GemmTile(64, 64, sums=8)
+    sums = 4 if features.has_fewest_registers else 8
+    return GemmTile(64, 32 if n_x <= 32 else 64, sums=sums)
 
 
 def _within_registers(features: Features, tile: GemmTile) -> GemmTile:

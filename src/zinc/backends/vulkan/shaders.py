@@ -33,7 +33,7 @@ from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError
 from zinc.gpu.disk_cache import save
 from zinc.gpu.dispatch import KernelVariant
-from zinc.gpu.features import SQUARE, Features
+from zinc.gpu.features import FULL_REGISTERS, SQUARE, Features
 from zinc.gpu.host import Progress
 
 KERNELS = Path(__file__).parent / "kernels"
@@ -88,7 +88,8 @@ def for_device(shader: KernelVariant, features: Features) -> KernelVariant:
     """Return a kernel with the device's macros: subgroup size, few registers, unusual matrices."""
     defines = (*shader.defines, ("SUBGROUP", features.subgroup))
     if features.has_few_registers:
-        defines = (*defines, ("FEW_REGISTERS", 1))
+        # 1 for half as many as on most GPUs, 2 for a quarter.
+        defines = (*defines, ("FEW_REGISTERS", FULL_REGISTERS // features.registers // 2))
     if features.matrix != SQUARE:
         m, n, k = features.matrix
         defines = (*defines, ("MATRIX_M", m), ("MATRIX_N", n), ("MATRIX_K", k))

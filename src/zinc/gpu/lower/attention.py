@@ -326,9 +326,12 @@ def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket, splits
         wanted = _wanted_splits(at, state.n_heads * parts * bucket.tokens, GROUPS_A_UNIT)
         splits = max(1, min(wanted, keys // MIN_KEYS, MAX_SPLITS))
         if keys <= SHALLOW_KEYS and splits > 1 and not splits_few:
-            room = (at.features.shared_bytes - SHALLOW_WAVES * 8 * each) // (4 * sums)
+            taken = SHALLOW_WAVES * 8 * each
+            if features.has_fewest_registers and chunks > 1:
+                taken += 32 * each * chunks * lanes  # queries stay in shared memory
+            room = (at.features.shared_bytes - taken) // (4 * sums)
             waves, splits = max(waves, min(SHALLOW_WAVES, room)), 1
-    wide = chunks > 1 or registers <= FULL_REGISTERS // 4
+    wide = chunks > 1 or features.has_fewest_registers
     at_once = 1 if features.has_few_registers and wide else AT_ONCE
     defines = (("AT_ONCE", at_once), ("LANES", lanes), ("WAVES", waves))
     return _Cut("attention", each, splits, defines)

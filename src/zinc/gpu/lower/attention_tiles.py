@@ -45,7 +45,8 @@ def many_queries(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> li
         name, (n_rows, keys) = "attention_matrices", fitting[0]
     else:
         wide = max(state.head_dim, state.head_dim_v)
-        n_rows = min(32, power_of_two(TILE_HALVES // wide + 1) // 2)
+        most = 16 if at.features.has_fewest_registers else 32
+        n_rows = min(most, power_of_two(TILE_HALVES // wide + 1) // 2)
         keys = min(32, power_of_two(KEY_HALVES // wide + 1) // 2, at.kv(state).block_tokens)
         name, own = "attention_tiles", (("THREADS", TILE_THREADS),)
     kernel = KernelVariant(
@@ -98,6 +99,8 @@ def _matrix_tiles(state: KVState, at: Addresses) -> list[tuple[int, int]]:
     """
     if not at.features.has_few_registers:
         return [(MATRIX_ROWS, MATRIX_KEYS)]
+    if max(state.head_dim, state.head_dim_v) <= 128 and at.features.has_fewest_registers:
+        return [(MATRIX_ROWS // 2, 2 * MATRIX_KEYS), (MATRIX_ROWS, MATRIX_KEYS)]
     if max(state.head_dim, state.head_dim_v) <= 128:
         return [(MATRIX_ROWS, MATRIX_KEYS), (MATRIX_ROWS // 2, MATRIX_KEYS)]
     return [(MATRIX_ROWS // 4, 2 * MATRIX_KEYS), (MATRIX_ROWS // 2, MATRIX_KEYS)]

@@ -1,0 +1,48 @@
+"""Vulkan kernels for lanes with few registers, on a device that claims to have few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from ops.running import run
+from present import absent
+
+from zinc.backends import api, vulkan
+from zinc.backends.vulkan import VulkanBackend, shaders
+from zinc.testing.parity import case_tolerance, every_case
+
+pytestmark = [
+    pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulkan", "")),
+    pytest.mark.skipif(shaders.compiler() is None, reason="needs a Slang compiler"),
+]
+
+# Kernels that FEW_REGISTERS changes, or whose tiles depend on registers.
+CHANGED = ("attention", "rope", "kv_store", "delta_rule", "ssm_scan", "linear", "linear_glu")
+CASES = {f"{op.name}-{case.name}": (op, case) for op, case in every_case() if op.name in CHANGED}
+# Wide heads that the kernel prepares, and the recurrent state.
+SOON = ("attention-deep-heads", "delta_rule-equal")
+
+
+@pytest.fixture(scope="module", params=[64, 128])
+def backend(request: pytest.FixtureRequest) -> Iterator[VulkanBackend]:
+    """Return a backend whose device claims to have 64 or 128 registers a lane."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vulkan, "host_of", getattr(vulkan.host_of, "__wrapped__", vulkan.host_of))
+        found = api.create("vulkan")
+        assert isinstance(found, VulkanBackend)
+        found.features = replace(found.features, registers=request.param)
+        patch.setattr(found.device, "features", found.features)
+        yield found
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in SOON else pytest.mark.every) for n in CASES]
+)
+def test_kernels_for_few_registers_agree_with_reference(backend: VulkanBackend, name: str) -> None:
+    op, case = CASES[name]
+    got, want = run(backend, case), run(api.create("ref"), case)
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - want) <= case_tolerance(op, case) * np.linalg.norm(want)
