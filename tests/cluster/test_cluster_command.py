@@ -59,9 +59,17 @@ def test_options_that_contradict_each_other_are_refused(monkeypatch, capsys, wor
     assert text in capsys.readouterr().err
 
 
-def test_status_takes_no_model(capsys):
-    assert main(["cluster", "status", "qwen3:8b"]) == 2
-    assert "takes no model" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["status", "qwen3:8b"], "'qwen3:8b' is one argument too many"),
+        (["down", "--replicas", "2"], "there is no option --replicas"),
+        (["up", "--kuberay", "x"], "there is no option --kuberay"),
+    ],
+)
+def test_an_action_takes_its_own_options_only(capsys, words, text):
+    assert main(["cluster", *words]) == 2
+    assert text in capsys.readouterr().err
 
 
 def test_the_config_file_has_the_options_that_differ(capsys):

@@ -42,6 +42,9 @@ def subcommand(command):
 def marks(command):
     words = shlex.split(command)
     needs = [pytest.mark.every] if subcommand(command) in LONG or "vulkan" in words else []
+    if words[1:3] == ["cluster", "simulate"]:
+        reason = "needs results of other commands; tests/cluster/test_simulation.py makes them"
+        return [pytest.mark.skip(reason=reason)]
     if subcommand(command) == "cluster" and "yaml" not in words:
         return [pytest.mark.skip(reason="needs a Ray that runs; benchmarks/cluster.py runs one")]
     missing = [name for name in ("vulkan", "cuda") if name in words and name in absent()]

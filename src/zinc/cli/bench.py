@@ -182,6 +182,7 @@ class Bench:
         self._model, self._steps, self.kv_dtype = model, StepMaker(model), model.kv_dtype
         self.backend = model.backend
         self.program = model.program
+        self.step_tokens = model.plan.max_tokens
         rng = np.random.default_rng(0)
         self._ids: list[int] = rng.integers(model.spec.vocab, size=model.context).tolist()
 
@@ -250,7 +251,7 @@ class Bench:
         """Return the steps of a prompt of `n` tokens; only the last one computes logits."""
         from zinc.engine.step_cost import StepShape
 
-        most = self._model.plan.max_tokens
+        most = self.step_tokens
         return [
             StepShape(min(most, n - at), int(at + most >= n), at, self.kv_dtype)
             for at in range(0, n, most)
@@ -343,6 +344,7 @@ def _report(
         "depth": args.depth,
         "streams": args.streams,
         "reps": args.reps,
+        "step_tokens": bench.step_tokens,
         "bandwidth_gb_per_s": limits.bytes_per_s / 1e9 if limits else None,
         "int8_peak_gops": limits.int8_ops_per_s / 1e9 if limits else None,
     }

@@ -8,30 +8,56 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from zinc.cli import serve, usage
+from zinc.cli import cluster_simulate, serve, usage
 from zinc.cli.text import plain, table
-from zinc.cli.usage import UsageError
 
 if TYPE_CHECKING:
     from zinc.cluster.options import ClusterOptions
 
-_ACTIONS = ("up", "status", "down", "yaml")
+ACTIONS = {
+    "up": "start the cluster, or update the one that runs",
+    "status": "show the state of the cluster",
+    "down": "stop the cluster",
+    "yaml": "print the config of a cluster for `serve deploy` or KubeRay",
+    "simulate": "predict latencies, hit rate and cost of clusters, without Ray",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "action",
-        choices=_ACTIONS,
-        help="up starts or updates the cluster, yaml prints its config for `serve deploy`",
-    )
-    serve.add_arguments(parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, summary in ACTIONS.items():
+        text = f"{summary[0].upper()}{summary[1:]}."
+        sub = actions.add_parser(name, help=summary, description=text)
+        sub.set_defaults(parser=sub)
+        if name == "simulate":
+            cluster_simulate.add_arguments(sub)
+        else:
+            _add_arguments(sub, name)
+
+
+def _add_arguments(parser: argparse.ArgumentParser, action: str) -> None:
+    if action in ("up", "yaml"):
+        serve.add_arguments(parser)
     group = parser.add_argument_group("cluster", "docs/cluster.md describes them")
-    group.add_argument(
-        "--address",
-        default="auto",
-        metavar="HOST:PORT",
-        help="address of Ray (default: the Ray that runs on this machine)",
-    )
+    if action != "yaml":
+        group.add_argument(
+            "--address",
+            default="auto",
+            metavar="HOST:PORT",
+            help="address of Ray (default: the Ray that runs on this machine)",
+        )
+    if action in ("up", "yaml"):
+        _add_options(group)
+    if action == "yaml":
+        group.add_argument(
+            "--kuberay", metavar="IMAGE", help="print a RayService for KubeRay with this image"
+        )
+    if action == "status":
+        usage.add_json(parser)
+
+
+def _add_options(group: argparse._ArgumentGroup) -> None:
+    """Add the options of a cluster that starts."""
     usage.add_number(group, "--replicas", usage.count, 1, "servers")
     group.add_argument(
         "--max-replicas",
@@ -43,18 +69,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_number(group, "--queue", usage.count, 4, queue)
     group.add_argument(
         "--cpus",
-        type=_share,
+        type=usage.quantity,
         default=1.0,
         metavar="X",
         help="CPU cores of a replica, which runs as many threads (default: %(default)s)",
     )
     group.add_argument(
-        "--gpus", type=_share, default=0.0, metavar="X", help="GPUs of a replica (default: none)"
+        "--gpus",
+        type=usage.quantity,
+        default=0.0,
+        metavar="X",
+        help="GPUs of a replica (default: none)",
     )
     usage.add_number(group, "--fronts", usage.count, 1, "processes that forward requests")
     group.add_argument(
         "--drain",
-        type=_share,
+        type=usage.quantity,
         default=300.0,
         metavar="SECONDS",
         help="time for running answers when a replica is replaced (default: %(default)s)",
@@ -66,10 +96,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how a replica is chosen: by cached prefix and load, by load, or at random "
         "(default: %(default)s)",
     )
-    group.add_argument(
-        "--kuberay", metavar="IMAGE", help="yaml: print a RayService for KubeRay with this image"
-    )
-    usage.add_json(parser, "status: print JSON instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,8 +105,8 @@ def run(args: argparse.Namespace) -> int:
 
         print(text(_options(args), args.host, args.port, args.kuberay), end="")
         return 0
-    if args.action != "up" and (args.models or args.more_models):
-        raise UsageError(f"{args.action} takes no model: there is one cluster on a Ray")
+    if args.action == "simulate":
+        return cluster_simulate.run(args)
 
     from zinc.cluster.ray_version import check_ray
 
@@ -135,13 +161,3 @@ def _options(args: argparse.Namespace) -> ClusterOptions:
         drain_s=args.drain,
         router=args.router,
     )
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return share

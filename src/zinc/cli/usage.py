@@ -54,6 +54,17 @@ def _whole(text: str, least: int) -> int:
     return number
 
 
+def quantity(text: str) -> float:
+    """Return a number from 0, which need not be whole."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e12:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+    return number
+
+
 def token_limit(text: str) -> int | None:
     """Return a number of tokens from 0; None, no limit, for the -1 and -2 of other programs."""
     return None if text in ("-1", "-2") else natural(text)

@@ -18,11 +18,11 @@ from zinc.cluster.messages import Forwarded, Part
 from zinc.cluster.options import ClusterOptions
 from zinc.cluster.replica import Replica
 from zinc.cluster.router import PrefixRouter
+from zinc.cluster.routing import REPORT_S
 from zinc.core.errors import ZincError
 from zinc.server.http import log
 
 APPLICATION, ENGINE, FRONT = "zinc", "engine", "front"
-_REPORT_S = 2.0  # between the sketches that a replica reports
 _MAX_ONGOING = 1000  # of a replica; its server refuses what exceeds --max-waiting
 _FRONT_ONGOING = 10_000
 _HEALTH_S = 5.0
@@ -119,7 +119,7 @@ def build(args: Mapping[str, Any]) -> Any:
         request_router_config=RequestRouterConfig(
             request_router_class=PrefixRouter,
             request_router_kwargs={"mode": options.router},
-            request_routing_stats_period_s=_REPORT_S,
+            request_routing_stats_period_s=REPORT_S,
         ),
     )
     front = serve.deployment(serve.ingress()(FrontDeployment)).options(

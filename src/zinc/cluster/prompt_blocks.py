@@ -15,16 +15,16 @@ from typing import Any
 
 BLOCK_BYTES = 256
 DIGEST_BYTES = 8
-MAX_BLOCKS = 1 << 13  # of a prompt; text beyond does not influence routing
+MAX_TEXT_BYTES = 1 << 21  # of a prompt; text beyond does not influence routing
 # Fields of all APIs that come before the messages in a rendered prompt, and then the messages.
 _FIELDS = ("tools", "functions", "system", "instructions", "messages", "input", "prompt")
 
 
-def prompt_blocks(body: bytes, namespace: bytes = b"") -> bytes:
+def prompt_blocks(body: bytes, namespace: bytes = b"", *, block_bytes: int = BLOCK_BYTES) -> bytes:
     """Return the digests of the prompt in a request body, `DIGEST_BYTES` for each full block.
 
-    namespace: prompts share digests only within it, as they share the prefix cache. Returns b"" for
-    a body without a prompt.
+    namespace: prompts share digests only within it, as they share the prefix cache. block_bytes:
+    size of a block of text. Returns b"" for a body without a prompt.
     """
     try:
         fields = json.loads(body)
@@ -34,10 +34,10 @@ def prompt_blocks(body: bytes, namespace: bytes = b"") -> bytes:
         return b""
     owner = repr((fields.get("model"), fields.get("cache_salt"))).encode("utf-8", "replace")
     parent = hashlib.blake2b(namespace + owner, digest_size=DIGEST_BYTES).digest()
-    text = b"".join(_text(fields))[: BLOCK_BYTES * MAX_BLOCKS]
+    text = b"".join(_text(fields))[:MAX_TEXT_BYTES]
     digests = []
-    for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        block = text[start : start + BLOCK_BYTES]
+    for start in range(0, len(text) - block_bytes + 1, block_bytes):
+        block = text[start : start + block_bytes]
         parent = hashlib.blake2b(parent + block, digest_size=DIGEST_BYTES).digest()
         digests.append(parent)
     return b"".join(digests)

@@ -12,15 +12,12 @@ from starlette.types import ASGIApp, Message
 
 from zinc.cluster.messages import Forwarded, Part
 from zinc.cluster.prompt_blocks import BLOCK_BYTES, split
-from zinc.cluster.routing import Sketch
+from zinc.cluster.routing import REPORTED_BLOCKS, Sketch
 from zinc.core.errors import ZincError
 from zinc.server.app import Application
 from zinc.server.config import ServerConfig
 from zinc.server.http.responses import stop
 from zinc.server.runtime.entry import State
-
-REPORTED_BLOCKS = 1 << 14
-"""Most blocks of a reported sketch: 128 KB of digests for 4 MB of text."""
 
 _BYTES_PER_TOKEN = 4.0  # of text, until prompts have been counted
 
@@ -33,7 +30,7 @@ class Replica:
         self._application = Application(config)
         self._running = AsyncExitStack()
         self._sketch = Sketch(REPORTED_BLOCKS)
-        self._n_reports = 0
+        self._n_prompts = 0
         self._text_bytes = 0
 
     async def start(self) -> None:
@@ -68,6 +65,7 @@ class Replica:
             return
         blocks = split(request.blocks)
         if blocks:
+            self._n_prompts += 1
             self._text_bytes += len(blocks) * BLOCK_BYTES
             self._sketch.capacity = min(REPORTED_BLOCKS, self._cached_blocks())
             self._sketch.add(blocks)
@@ -107,9 +105,8 @@ class Replica:
             await stop([task])
 
     def routing_stats(self) -> dict[str, Any]:
-        """Return the sketch of the prefix cache for routers."""
-        self._n_reports += 1
-        return {"number": self._n_reports, "blocks": self._sketch.newest(REPORTED_BLOCKS)}
+        """Return the sketch of the prefix cache for routers, and a number that changes with it."""
+        return {"number": self._n_prompts, "blocks": self._sketch.newest(REPORTED_BLOCKS)}
 
     def _cached_blocks(self) -> int:
         """Return how many blocks of text the prefix cache of the first model has room for."""

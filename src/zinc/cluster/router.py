@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +9,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from zinc.cluster.messages import Forwarded
 from zinc.cluster.prompt_blocks import split
-from zinc.cluster.replica import REPORTED_BLOCKS
-from zinc.cluster.routing import RoutingTable
+from zinc.cluster.routing import REPORTED_BLOCKS, RoutingTable, choose
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
@@ -31,18 +29,15 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         by_name = {each.replica_id.unique_id: each for each in candidate_replicas}
         request = _forwarded(pending_request)
         avoid = () if request is None else request.avoid
-        if self._mode == "random":
-            names = random.sample(sorted(by_name), len(by_name))
-            names.sort(key=lambda name: name in avoid)
-        else:
+        blocks = [] if request is None else split(request.blocks)
+        if self._mode == "prefix":
             self._table.keep(by_name)
             for name, replica in by_name.items():
                 stats: Mapping[str, Any] = replica.routing_stats
                 if stats:
                     self._table.report(name, stats["number"], stats["blocks"])
-            uses_blocks = request is not None and self._mode == "prefix"
-            blocks = split(request.blocks) if request is not None and uses_blocks else []
-            names = self._table.rank(self._loads(candidate_replicas), blocks, avoid)
+        loads = self._loads(candidate_replicas)
+        names = choose(self._mode, self._table, loads, blocks, avoid)
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
         return [[by_name[name]] for name in names]
@@ -52,7 +47,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     ) -> None:
         """Note that a prompt is on its way to a replica."""
         request = _forwarded(pending_request)
-        if request is not None and request.blocks:
+        if request is not None and request.blocks and self._mode == "prefix":
             self._table.sent(replica_id.unique_id, split(request.blocks))
 
     def _loads(self, replicas: list[RunningReplica]) -> dict[str, int]:

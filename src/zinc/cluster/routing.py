@@ -7,6 +7,7 @@ turn of a conversation finds its replica at once.
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -14,6 +15,11 @@ from zinc.cluster.prompt_blocks import split
 
 SLACK = 8
 """Requests by which a replica may be busier than the least busy one and still be preferred."""
+
+REPORTED_BLOCKS = 1 << 14
+"""Most blocks of a reported sketch: 128 KB of digests for 4 MB of text."""
+
+REPORT_S = 2.0  # between the sketches that a replica reports
 
 _RECENT_REPORTS = 2  # reports that a prompt may be missing from, as it is not processed yet
 
@@ -59,7 +65,7 @@ class RoutingTable:
         self._recent: dict[str, list[list[list[bytes]]]] = {}
 
     def report(self, replica: str, number: int, blocks: bytes) -> None:
-        """Take the sketch that a replica reports; `number` grows with each report of a replica."""
+        """Take the sketch that a replica reports; `number` changes when the sketch does."""
         if self._reports.get(replica) == number:
             return
         self._reports[replica] = number
@@ -101,3 +107,22 @@ class RoutingTable:
             return name in avoided, -found, loads[name], name
 
         return sorted(loads, key=order)
+
+
+def choose(
+    mode: str,
+    table: RoutingTable,
+    loads: Mapping[str, int],
+    blocks: Sequence[bytes],
+    avoid: Iterable[str] = (),
+    rng: random.Random | None = None,
+) -> list[str]:
+    """Return the replicas of `loads`, the best one for a prompt first.
+
+    mode: "prefix", "load" (ignore prefixes) or "random". rng: for "random". See `rank`.
+    """
+    if mode == "random":
+        avoided = set(avoid)
+        names = (rng or random).sample(sorted(loads), len(loads))
+        return sorted(names, key=lambda name: name in avoided)
+    return table.rank(loads, blocks if mode == "prefix" else (), avoid)

@@ -1,0 +1,218 @@
+"""`zinc cluster simulate`: predict latencies, cache hits and cost of clusters of any size."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zinc.cli import text, usage
+from zinc.cli.usage import UsageError
+from zinc.core.errors import RequestError
+from zinc.core.progress import ProgressBar, stepper
+
+if TYPE_CHECKING:
+    from zinc.cluster.simulation.rates import StepTimes
+    from zinc.cluster.simulation.workload import Request
+
+_ROUTERS = ("random", "load", "prefix")
+_REPLICAS = (1, 3, 10, 30, 100, 300, 1000)
+_TRAFFIC = {  # fields of `Traffic`: default, help
+    "requests": (2000, "requests in all"),
+    "systems": (10, "system prompts; each conversation has one of them"),
+    "turns": (5, "requests of a conversation"),
+    "system_tokens": (1000, "tokens of a system prompt"),
+    "turn_tokens": (200, "tokens that a turn adds to the prompt, on average"),
+    "answer_tokens": (150, "tokens of an answer, on average"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "bench",
+        metavar="BENCH.json",
+        nargs="*",
+        help="results of `zinc bench MODEL --json` for a replica; several with other --streams, "
+        "--depth and --prefill make the times of steps more exact",
+    )
+    group = parser.add_argument_group("cluster", "docs/cluster.md describes them")
+    group.add_argument(
+        "--replicas",
+        type=_numbers,
+        default=_REPLICAS,
+        metavar="N,N,...",
+        help=f"numbers of replicas to simulate (default: {','.join(map(str, _REPLICAS))})",
+    )
+    group.add_argument(
+        "--routers",
+        type=_routers,
+        default=_ROUTERS,
+        metavar="NAME,NAME,...",
+        help=f"routers to simulate (default: {','.join(_ROUTERS)})",
+    )
+    usage.add_number(
+        group, "--kv-tokens", usage.count, 65536, "tokens of the KV cache of a replica"
+    )
+    group.add_argument(
+        "--overhead",
+        type=usage.quantity,
+        default=4.0,
+        metavar="MS",
+        help="time that front, router and server add to a request (default: %(default)s)",
+    )
+    group.add_argument(
+        "--price", type=usage.quantity, metavar="X", help="price of a replica for an hour"
+    )
+    group = parser.add_argument_group("traffic")
+    group.add_argument(
+        "--trace", metavar="FILE", help="replay the requests of this file instead of generated ones"
+    )
+    group.add_argument(
+        "--rate",
+        type=usage.quantity,
+        default=10.0,
+        metavar="X",
+        help="requests per second on average, a Poisson process (default: %(default)s)",
+    )
+    usage.add_number(
+        group,
+        "--clients",
+        usage.natural,
+        0,
+        "clients that send the requests one after the other, whatever the rate; 0 follows the rate",
+    )
+    for name, (default, help_text) in _TRAFFIC.items():
+        option = "--" + name.replace("_", "-")
+        usage.add_number(group, option, usage.count, default, help_text)
+    group.add_argument(
+        "--think",
+        type=usage.quantity,
+        default=20.0,
+        metavar="SECONDS",
+        help="time from an answer to the next turn, on average (default: %(default)s)",
+    )
+    group.add_argument(
+        "--even",
+        action="store_true",
+        help="give all turns and answers their average length (default: exponential distributions)",
+    )
+    usage.add_number(group, "--seed", usage.natural, 0, "seed of traffic and random router")
+    group.add_argument(
+        "--save-trace", metavar="FILE", help="write the requests to this file as a trace"
+    )
+    usage.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if not args.bench:
+        raise UsageError("name a result of `zinc bench MODEL --json`")
+    if not args.rate:
+        raise UsageError("--rate 0 sends no requests")
+
+    from zinc.cluster.simulation.rates import step_times
+
+    times = step_times(_reports(args.bench))
+    requests = _requests(args)
+    runs = list(_runs(args, times, requests))
+    if args.json:
+        json.dump({"step_times": asdict(times), "runs": runs}, sys.stdout)
+        print()
+    else:
+        print(_table(runs, args.price))
+        if any(run["busy"] > _FULL for run in runs):
+            print("\nReplicas that are busy all the time queue requests: TTFT grows without end.")
+    return 0
+
+
+_FULL = 0.97
+
+
+def _requests(args: argparse.Namespace) -> list[Request]:
+    """Return the requests of --trace, or generated ones. Raises RequestError and OSError."""
+    from zinc.cluster.simulation import workload
+
+    if args.trace is not None:
+        lines = workload.read_trace(Path(args.trace))
+    else:
+        traffic = workload.Traffic(
+            **{name: getattr(args, name) for name in _TRAFFIC},
+            rate=args.rate,
+            think_s=args.think,
+            even=args.even,
+        )
+        lines = workload.generate(traffic, args.seed)
+    if args.save_trace is not None:
+        Path(args.save_trace).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return workload.requests(lines)
+
+
+def _runs(
+    args: argparse.Namespace, times: StepTimes, requests: list[Request]
+) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each number of replicas with each router."""
+    from zinc.cluster.simulation.events import SimulatedCluster, simulate
+
+    pairs = [(n, router) for n in args.replicas for router in args.routers]
+    with ProgressBar("simulating") as progress:
+        tick = stepper(progress, len(pairs))
+        for n, router in pairs:
+            cluster = SimulatedCluster(
+                n, router, times, args.kv_tokens, args.overhead / 1e3, args.clients, args.seed
+            )
+            yield simulate(cluster, requests).summary(args.price)
+            tick()
+
+
+def _table(runs: list[dict[str, Any]], price: float | None) -> str:
+    cost = "replica hours / 1M tokens|" if price is None else "cost / 1M tokens|"
+    header = (
+        "replicas|", "router", "TTFT p50|", "p90|", "p99 ms|", "inter-token p50|", "p90|",
+        "p99 ms|", "cached|", "busy|", "answer tokens/s|", cost,
+    )  # fmt: skip
+    rows = [
+        (
+            run["replicas"],
+            run["router"],
+            *(_ms(run["ttft_ms"][p]) for p in ("p50", "p90", "p99")),
+            *(_ms(run["inter_token_ms"][p]) for p in ("p50", "p90", "p99")),
+            f"{run['hit_rate']:.0%}",
+            f"{run['busy']:.0%}",
+            f"{run['answer_tokens_per_s']:,.0f}",
+            run["replica_hours_per_million_tokens" if price is None else "cost_per_million_tokens"],
+        )
+        for run in runs
+    ]
+    return text.table(header, rows)
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _reports(paths: list[str]) -> Iterator[Mapping[str, Any]]:
+    """Yield the reports in files, each a JSON object. Raises RequestError and OSError."""
+    for path in paths:
+        try:
+            yield json.loads(Path(path).read_text("utf-8"))
+        except ValueError:
+            raise RequestError(
+                f"{path} is no result of `zinc bench`",
+                "",
+                "write one with `zinc bench MODEL --json`",
+            ) from None
+
+
+def _numbers(given: str) -> tuple[int, ...]:
+    return tuple(usage.count(each) for each in given.split(","))
+
+
+def _routers(given: str) -> tuple[str, ...]:
+    names = tuple(given.split(","))
+    for name in names:
+        if name not in _ROUTERS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(_ROUTERS)}")
+    return names
