@@ -27,8 +27,8 @@ from zinc.plan.split_choice import split_cost
 from zinc.plan.weights import BoxReader, tensor_data
 from zinc.quant.blocks import GGMLType, row_bytes
 
-# Dense; experts, biases and sinks; a hybrid; latent attention; windows and a shared cache.
-FAMILIES = ("qwen3", "gptoss", "gemma4e")
+# Dense; experts, biases and sinks; windows and a shared cache; latent attention.
+FAMILIES = ("qwen3", "gptoss", "gemma4e", "deepseek2")
 EVERY_FAMILY = [
     pytest.param(name, marks=() if name in FAMILIES else pytest.mark.every)
     for name in fixture_names()
@@ -151,9 +151,10 @@ def test_a_part_of_a_matrix_is_read_from_any_byte(seed: int) -> None:
     stored = np.random.default_rng(seed).integers(
         0, 256, (planes, n_rows, n_blocks * size), np.uint8
     )
-    rows, cols = (sorted(rng.sample(range(n + 1), 2)) for n in (n_rows, n_blocks))
-    wanted = stored[:, rows[0] : rows[1], cols[0] * size : cols[1] * size].reshape(-1)
-    box = Box(range(*rows), range(32 * cols[0], 32 * cols[1]), (planes, n_rows, 32 * n_blocks))
+    kept, rows, cols = (sorted(rng.sample(range(n + 1), 2)) for n in (planes, n_rows, n_blocks))
+    wanted = stored[slice(*kept), slice(*rows), cols[0] * size : cols[1] * size].reshape(-1)
+    shape, part = (planes, n_rows, 32 * n_blocks), range(32 * cols[0], 32 * cols[1])
+    box = Box(range(*kept), range(*rows), part, shape)
     reader = BoxReader(Stored(stored.reshape(-1)), type, box)
     assert reader.n_bytes == len(wanted)
     start, end = sorted(rng.sample(range(len(wanted) + 1), 2))

@@ -47,6 +47,11 @@ def _linear_cases() -> Iterator[Case]:
     cases=_linear_cases,
     phase=Phase.ATTENTION,
     row_wise=True,
+    division=lambda node: Division(
+        int(node.attrs["n_heads"]),
+        by_plane=node.weight("weight").planes > 1,
+        counts=("n_heads",),
+    ),
 )
 def head_linear(
     step: Step, attrs: Attrs, x: FloatArray, weight: FloatArray
@@ -75,6 +80,7 @@ def _concat_cases() -> Iterator[Case]:
     cases=_concat_cases,
     phase=Phase.ATTENTION,
     row_wise=True,
+    division=lambda node: Division(int(node.attrs["n_heads"]), counts=("n_heads",)),
 )
 def concat_heads(step: Step, attrs: Attrs, a: FloatArray, b: FloatArray) -> Sequence[FloatArray]:
     """Concatenate each head of a with the same head of b: [head h of a | head h of b]."""

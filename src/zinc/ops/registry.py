@@ -95,12 +95,14 @@ class Division:
     n_parts: equal runs of columns. A part needs the same run of each operand: columns of rows, rows
     of a matrix, elements of a vector, heads of a cache. whole: operands that each part needs as
     they are. planes: a vector has this many sections, and a part needs the same run of each.
-    counts: attributes that are sums over the parts.
+    by_plane: a part needs a run of the planes of a matrix, not of their rows. counts: attributes
+    that are sums over the parts.
     """
 
     n_parts: int
     whole: frozenset[str] = frozenset()
     planes: int = 1
+    by_plane: bool = False
     counts: tuple[str, ...] = ()
 
 

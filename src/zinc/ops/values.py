@@ -45,8 +45,9 @@ class ActivationFn(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A part of a matrix of `shape`: some rows of each plane, and some columns, in whole blocks."""
+    """A part of a matrix of `shape`: planes, rows of each, and whole blocks of columns."""
 
+    planes: range
     rows: range
     cols: range
     shape: tuple[int, ...]

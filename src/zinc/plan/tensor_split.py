@@ -205,7 +205,8 @@ def _division(node: Node) -> Division | None:
     if division is None or division.n_parts < 2:
         return None
     matrices = [x for x in node.inputs if isinstance(x, Weight) and not x.is_vector]
-    return division if all(x.transposed_rows is None for x in matrices) else None
+    has_rows = division.by_plane or all(x.transposed_rows is None for x in matrices)
+    return division if has_rows else None
 
 
 def _divided(node: Node, division: Division) -> Iterator[Input]:
@@ -356,7 +357,7 @@ class _Divider:
             inputs = tuple(
                 self._operand(x, device)
                 if operand.name in division.whole
-                else self._cut(x, device, cut, division.planes)
+                else self._cut(x, device, cut, division)
                 for operand, x in OPS[node.op].signature.declared(node.inputs)
             )
             outputs = tuple(self._copy(v, len(cut.range_of(device, v.cols))) for v in node.outputs)
@@ -379,10 +380,11 @@ class _Divider:
             inputs: list[Input] = []
             for operand, x in op.signature.declared(node.inputs):
                 if operand.name == op.sums.rows:
-                    inputs.append(self._cut(x, device, cut))
+                    inputs.append(self._cut(x, device, cut, Division(cut.region.n_parts)))
                 elif operand.name == op.sums.matrix:
                     assert isinstance(x, Weight)
-                    inputs.append(_box(x, range(x.rows), cut.range_of(device, x.cols)))
+                    cols = cut.range_of(device, x.cols)
+                    inputs.append(_box(x, range(x.planes), range(x.rows), cols))
                 elif operand.name in op.sums.once and device != cut.devices[0]:
                     inputs.append(None)
                 else:
@@ -422,7 +424,7 @@ class _Divider:
         self._sums[node.outputs[0].id] = partial, node.label
         return True
 
-    def _cut(self, x: Input, device: int, cut: _Cut, planes: int = 1) -> Input:
+    def _cut(self, x: Input, device: int, cut: _Cut, division: Division) -> Input:
         """Return the part of an operand that a device needs."""
         match x:
             case Value():
@@ -431,7 +433,10 @@ class _Divider:
                 n_heads = len(cut.range_of(device, x.n_heads))
                 return replace(x, name=_name(x, device), n_heads=n_heads)
             case Weight() if x.is_vector:
-                return _elements(x, cut.range_of(device, x.cols // planes), planes)
+                part = cut.range_of(device, x.cols // division.planes)
+                return _elements(x, part, division.planes)
+            case Weight() if division.by_plane:
+                return _planes(x, cut.range_of(device, x.planes))
             case Weight():
                 return _rows(x, cut.range_of(device, x.rows))
             case _:
@@ -501,10 +506,23 @@ def _elements(vector: Weight, part: range, planes: int) -> Weight:
     )
 
 
+def _planes(weight: Weight, part: range) -> Weight:
+    """Return some planes of a matrix."""
+    if weight.transposed_rows is None:
+        return _box(weight, part, range(weight.rows), range(weight.cols))
+    cols = weight.cols
+    return replace(
+        weight,
+        name=f"{weight.name}[{part.start}:{part.stop}]",
+        shape=(len(part), *weight.shape[1:]),
+        transposed_rows=weight.transposed_rows[part.start * cols : part.stop * cols],
+    )
+
+
 def _rows(weight: Weight, part: range) -> Weight:
     """Return some rows of each plane of a matrix."""
     if weight.rows_from is None or isinstance(weight.rows_from, range):
-        return _box(weight, part, range(weight.cols))
+        return _box(weight, range(weight.planes), part, range(weight.cols))
     return replace(
         weight,
         name=f"{weight.name}[{part.start}:{part.stop}]",
@@ -513,17 +531,19 @@ def _rows(weight: Weight, part: range) -> Weight:
     )
 
 
-def _box(weight: Weight, rows: range, cols: range) -> Weight:
-    """Return some rows of each plane, and some columns, of a matrix."""
+def _box(weight: Weight, planes: range, rows: range, cols: range) -> Weight:
+    """Return some planes of a matrix, some rows of each, and some columns."""
     first = 0 if weight.rows_from is None else weight.rows_from[0]
-    part = f"{rows.start}:{rows.stop}" if len(rows) < weight.rows else ":"
-    if len(cols) < weight.cols:
-        part += f", {cols.start}:{cols.stop}"
+    kept = [(planes, weight.planes), (rows, weight.rows), (cols, weight.cols)]
+    parts = [f"{x.start}:{x.stop}" if len(x) < size else ":" for x, size in kept]
+    while parts[-1] == ":" and len(parts) > 1:
+        parts.pop()
+    part = ", ".join(parts if weight.planes > 1 else parts[1:])
     return replace(
         weight,
         name=f"{weight.name}[{part}]",
-        shape=(*weight.shape[:-2], len(rows), len(cols)),
+        shape=(len(planes), len(rows), len(cols))[-len(weight.shape) :],
         rows_from=None,
         source=weight.tensor,
-        box=Box(range(first + rows.start, first + rows.stop), cols, weight.shape),
+        box=Box(planes, range(first + rows.start, first + rows.stop), cols, weight.shape),
     )

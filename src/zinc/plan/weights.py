@@ -35,8 +35,7 @@ class BoxReader:
         self._stored_bytes = row_bytes(type, box.shape[-1])  # of a row in the file
         self._first_byte = row_bytes(type, box.cols.start)
         self._row_bytes = row_bytes(type, len(box.cols))
-        planes = box.shape[0] if len(box.shape) == 3 else 1
-        self._n_bytes = planes * len(box.rows) * self._row_bytes
+        self._n_bytes = len(box.planes) * len(box.rows) * self._row_bytes
 
     @property
     def n_bytes(self) -> int:
@@ -52,6 +51,7 @@ class BoxReader:
             plane, row = divmod(row, len(self._box.rows))
             wanted = -(-(skipped + target.nbytes - done) // self._row_bytes)
             rows = scratch[: min(n_rows, wanted, len(self._box.rows) - row)]
+            plane += self._box.planes.start
             stored = plane * self._box.shape[-2] + self._box.rows.start + row
             self._source.read_into(rows.reshape(-1), stored * self._stored_bytes)
             part = rows[:, self._first_byte : self._first_byte + self._row_bytes]

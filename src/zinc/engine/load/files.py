@@ -27,11 +27,17 @@ def resolve_model(name: str | os.PathLike[str] | None) -> Path:
 def weights_bytes(file: GGUFFile, weights: Iterable[Weight]) -> int:
     """Return the bytes of the tensors of `weights`; several weights may share a tensor.
 
-    Parts of tensors, and tensors that the file does not have, those of adapters, count with their
+    Parts of matrices, and tensors that the file does not have, those of adapters, count with their
     own shapes.
     """
-    tensors = {w.tensor if w.box is None else w.name: w for w in weights}
+    tensors = {w.name if _is_part(w) else w.tensor: w for w in weights}
     return sum(
         file.tensors[name].n_bytes if name in file.tensors else weight_bytes(w)
         for name, w in tensors.items()
     )
+
+
+def _is_part(weight: Weight) -> bool:
+    """Return whether a weight is made of some rows or columns of a matrix."""
+    rows = weight.rows_from or weight.transposed_rows
+    return not weight.is_vector and (rows is not None or weight.box is not None)
