@@ -14,7 +14,7 @@ from engine.adapter_files import (
 )
 from present import computing
 
-from zinc import LLM, SamplingParams
+from zinc import LLM, DeviceMap, SamplingParams
 from zinc.core.errors import ModelError, RequestError, UnsupportedError, ZincError
 from zinc.engine.request import Request
 
@@ -88,6 +88,24 @@ def test_logits_equal_those_of_peft(family, backend):
     kv_dtype, lora = "f16" if backend == "cpu" else "auto", ADAPTERS / f"{family}.gguf"
     with LLM(FIXTURES / f"{family}.gguf", backend=backend, kv_dtype=kv_dtype, lora=lora) as llm:
         assert distance(llm.logits(ids), wanted) < (1e-5 if backend == "ref" else 1e-3)
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(each, marks=EVERY) for each in FAMILIES[1:])]
+)
+@pytest.mark.parametrize("names", ["cpu,cpu,cpu", pytest.param("cpu,ref", marks=EVERY)])
+def test_factors_are_divided_with_their_tensors(family, names, adapter, tmp_path):
+    """Rows of b go with the rows of a tensor, columns of a with its columns."""
+    path, pairs = adapter(family, rank=20, alpha=10.0)
+    model, ids = FIXTURES / f"{family}.gguf", ids_of(40)
+    merged = write_merged(tmp_path / "merged.gguf", model, [(pairs, 0.5)])
+    with LLM(merged, backend="cpu", kv_dtype="f16") as llm:
+        wanted = llm.logits(ids)
+    divided = {"options": {"device": names}, "device_map": DeviceMap(split="tensor")}
+    with LLM(model, kv_dtype="f16", lora=path, **divided) as llm:
+        assert distance(llm.logits(ids), wanted) < 1e-3
+        llm.set_lora_scales({})
+        assert distance(llm.logits(ids), wanted) > 0.05
 
 
 def test_factors_are_stored_as_float16_and_keep_their_range(adapter, tmp_path):

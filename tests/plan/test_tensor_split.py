@@ -17,11 +17,9 @@ from present import computing
 from zinc.backends import api
 from zinc.backends.plans import AllReduce, Plan, Segment, SplitPlan, Transfer
 from zinc.backends.split import SplitBackend
-from zinc.core.errors import UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.ops.values import Box, KVState
-from zinc.plan.adapters import Factors
 from zinc.plan.planner import make_plan
 from zinc.plan.split_choice import split_cost
 from zinc.plan.weights import BoxReader, tensor_data
@@ -179,10 +177,3 @@ def test_the_faster_division_follows_from_bandwidth_and_link() -> None:
     assert (cost.layer_s, cost.tensor_s) == (9.25, 7.0)
     assert cost.tensor_is_faster
     assert not split_cost(layer, tensor, rates, n_all_reduces=4, all_reduce_s=2).tensor_is_faster
-
-
-def test_adapters_are_refused() -> None:
-    backend = SplitBackend([api.create("ref") for _ in range(2)], (1.0, 1.0))
-    factors = {"blk.0.ffn_down.weight": Factors.of("x", (4, 160), (64, 4))}
-    with pytest.raises(UnsupportedError, match="tensors with LoRA adapters cannot be divided"):
-        make_plan(model("llama")[1], backend, max_tokens=1, max_outputs=1, adapters=(factors,))

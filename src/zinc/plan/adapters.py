@@ -16,6 +16,7 @@ from typing import TypeAlias
 from zinc.ops.graph import Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, Value, Weight
+from zinc.plan.weights import matrix_part
 from zinc.quant.blocks import GGMLType
 
 EMBEDDING = "token_embd.weight"
@@ -97,7 +98,8 @@ def _product(node: Node, adapters: Adapters, ids: Iterator[int]) -> Iterator[Nod
         for adapter, part, factors in uses:
             if adapter == i:
                 before, after = next(steps[part])
-                inputs += [before, factors.a, _rows_of(factors.b, weights[part])]
+                a, b = _columns_of(factors.a, weights[part]), _rows_of(factors.b, weights[part])
+                inputs += [before, a, b]
                 outputs.append(after)
         yield _node(i, tuple(inputs), outputs, node)
 
@@ -123,7 +125,16 @@ def _node(
 
 def _rows_of(b: Weight, weight: Weight) -> Weight:
     """Return the rows of `b` that belong to `weight`, which may be a part of its tensor."""
+    if weight.box is not None:
+        return matrix_part(b, range(1), weight.box.rows, range(b.cols))
     if weight.rows_from is None:
         return b
     part = weight.name.removeprefix(weight.tensor)
     return replace(b, name=f"{b.name}{part}", rows_from=weight.rows_from, source=b.tensor)
+
+
+def _columns_of(a: Weight, weight: Weight) -> Weight:
+    """Return the columns of `a` that belong to `weight`, which may be a part of its tensor."""
+    if weight.box is None:
+        return a
+    return matrix_part(a, range(1), range(a.rows), weight.box.cols)

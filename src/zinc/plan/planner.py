@@ -72,7 +72,7 @@ def make_plan(
         return (
             _with_sampling(plan, graph.output) if samples and backend.supports("sample") else plan
         )
-    lists, final = _divided(graph, backend.split, adapters)
+    lists, final = _divided(graph, backend.split)
     next_id = 1 + max(v.id for nodes in lists for node in nodes for v in node.outputs)
     parts = []
     for device, nodes in zip(backend.split.devices, lists, strict=True):
@@ -84,20 +84,12 @@ def make_plan(
     return split.join(parts)
 
 
-def _divided(
-    graph: Graph, devices: SplitDevices, adapters: Adapters
-) -> tuple[list[list[Node]], Value]:
-    """Return the nodes of each device, and the output. Raises UnsupportedError for adapters."""
+def _divided(graph: Graph, devices: SplitDevices) -> tuple[list[list[Node]], Value]:
+    """Return the nodes of each device, and the output."""
     assert graph.output is not None
     n_devices, division = len(devices.devices), devices.division
     if callable(division):
         return split.split(graph.nodes, division, n_devices), graph.output
-    if adapters:
-        raise UnsupportedError(
-            "tensors with LoRA adapters cannot be divided",
-            "the factors of an adapter are not divided with their tensor",
-            "choose {split=layer}, or leave {lora} out",
-        )
     alike = len({device.describe() for device in devices.devices}) == 1
     found = tensor_split.divide(graph, division, alike)
     device_of = {id(node): at for node, at in zip(found.nodes, found.devices, strict=True)}

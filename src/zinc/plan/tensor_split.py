@@ -27,7 +27,6 @@ from zinc.ops.graph import Graph, Node
 from zinc.ops.registry import OPS, Division
 from zinc.ops.values import (
     AttrValue,
-    Box,
     Dim,
     Input,
     KVState,
@@ -37,6 +36,7 @@ from zinc.ops.values import (
     Weight,
 )
 from zinc.plan.split import ALL_REDUCE
+from zinc.plan.weights import matrix_part
 from zinc.quant.blocks import BLOCKS
 
 # Columns of formats without blocks, and rows of the output, are divided at multiples of this.
@@ -384,7 +384,7 @@ class _Divider:
                 elif operand.name == op.sums.matrix:
                     assert isinstance(x, Weight)
                     cols = cut.range_of(device, x.cols)
-                    inputs.append(_box(x, range(x.planes), range(x.rows), cols))
+                    inputs.append(matrix_part(x, range(x.planes), range(x.rows), cols))
                 elif operand.name in op.sums.once and device != cut.devices[0]:
                     inputs.append(None)
                 else:
@@ -509,7 +509,7 @@ def _elements(vector: Weight, part: range, planes: int) -> Weight:
 def _planes(weight: Weight, part: range) -> Weight:
     """Return some planes of a matrix."""
     if weight.transposed_rows is None:
-        return _box(weight, part, range(weight.rows), range(weight.cols))
+        return matrix_part(weight, part, range(weight.rows), range(weight.cols))
     cols = weight.cols
     return replace(
         weight,
@@ -522,28 +522,10 @@ def _planes(weight: Weight, part: range) -> Weight:
 def _rows(weight: Weight, part: range) -> Weight:
     """Return some rows of each plane of a matrix."""
     if weight.rows_from is None or isinstance(weight.rows_from, range):
-        return _box(weight, range(weight.planes), part, range(weight.cols))
+        return matrix_part(weight, range(weight.planes), part, range(weight.cols))
     return replace(
         weight,
         name=f"{weight.name}[{part.start}:{part.stop}]",
         rows_from=weight.rows_from[part.start : part.stop],
         source=weight.tensor,
-    )
-
-
-def _box(weight: Weight, planes: range, rows: range, cols: range) -> Weight:
-    """Return some planes of a matrix, some rows of each, and some columns."""
-    first = 0 if weight.rows_from is None else weight.rows_from[0]
-    kept = [(planes, weight.planes), (rows, weight.rows), (cols, weight.cols)]
-    parts = [f"{x.start}:{x.stop}" if len(x) < size else ":" for x, size in kept]
-    while parts[-1] == ":" and len(parts) > 1:
-        parts.pop()
-    part = ", ".join(parts if weight.planes > 1 else parts[1:])
-    return replace(
-        weight,
-        name=f"{weight.name}[{part}]",
-        shape=(len(planes), len(rows), len(cols))[-len(weight.shape) :],
-        rows_from=None,
-        source=weight.tensor,
-        box=Box(planes, range(first + rows.start, first + rows.stop), cols, weight.shape),
     )

@@ -60,6 +60,26 @@ class BoxReader:
             done += len(found)
 
 
+def matrix_part(weight: Weight, planes: range, rows: range, cols: range) -> Weight:
+    """Return some planes of a matrix, some rows of each, and some columns."""
+    first = 0 if weight.rows_from is None else weight.rows_from[0]
+    kept = [(planes, weight.planes), (rows, weight.rows), (cols, weight.cols)]
+    parts = [f"{x.start}:{x.stop}" if len(x) < size else ":" for x, size in kept]
+    if parts == [":", ":", ":"]:
+        return weight
+    while parts[-1] == ":":
+        parts.pop()
+    part = parts if weight.planes > 1 else parts[1:]
+    return replace(
+        weight,
+        name=f"{weight.name}[{', '.join(part)}]",
+        shape=(len(planes), len(rows), len(cols))[-len(weight.shape) :],
+        rows_from=None,
+        source=weight.tensor,
+        box=Box(planes, range(first + rows.start, first + rows.stop), cols, weight.shape),
+    )
+
+
 def factor_data(a: FloatArray, b: FloatArray) -> tuple[TensorData, TensorData] | None:
     """Return the factors of an adapter as float16; None if they have numbers beyond it or NaN.
 
@@ -77,6 +97,16 @@ def factor_data(a: FloatArray, b: FloatArray) -> tuple[TensorData, TensorData] |
         for x in (a, b)
     )
     return data, more
+
+
+def factor_part(weight: Weight, data: TensorData) -> TensorData:
+    """Return the data to upload for `weight`, which is a factor of an adapter or a part of one."""
+    if weight.box is None:
+        return data
+    rows, cols = (slice(each.start, each.stop) for each in (weight.box.rows, weight.box.cols))
+    part = data.read().view(np.float16).reshape(data.shape)[rows, cols]
+    stored = np.ascontiguousarray(part).view(np.uint8).reshape(-1)
+    return TensorData(data.type, weight.shape, stored)
 
 
 def tensor_data(weight: Weight, tensor: Tensor, reader: ByteReader | None = None) -> TensorData:

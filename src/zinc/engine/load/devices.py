@@ -18,7 +18,7 @@ from zinc.backends.api import Backend
 from zinc.backends.capabilities import BackendKind, DeviceInfo, DeviceKind
 from zinc.backends.plans import AllReduce, Plan, SplitPlan, states_of
 from zinc.backends.split import SplitBackend
-from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, UnsupportedError
+from zinc.core.errors import DeviceError, MemoryLimitError, RequestError
 from zinc.engine.cache_layout import context_bytes, resolve_kv_dtype, state_bytes_per_sequence
 from zinc.engine.load.auto import find_gpus
 from zinc.engine.load.device_map import (
@@ -139,7 +139,7 @@ def _by_tensor(
 ) -> tuple[SplitBackend, str]:
     """Return the backend whose devices have a part of every layer, and a note about it.
 
-    Raises MemoryLimitError, and UnsupportedError for a model with adapters.
+    Raises MemoryLimitError.
     """
     backend = _backend(SplitBackend(devices, tuple(speeds), selectors), model)
     names = backend.split.names
@@ -172,7 +172,7 @@ def _faster(
     try:
         layers = by_layer()
         tensors = by_tensor()
-    except (MemoryLimitError, UnsupportedError):
+    except MemoryLimitError:
         return layers or by_tensor()
     rates = [bandwidth_of(device) for device in layers[0].devices]
     known = [rate.bytes_per_s for rate in rates if rate is not None]

@@ -10,7 +10,7 @@ from zinc.backends.api import Backend
 from zinc.engine.load.adapters import NO_ADAPTERS, AdapterFiles
 from zinc.formats.gguf import GGUFFile, Tensor
 from zinc.ops.values import Weight
-from zinc.plan.weights import tensor_data
+from zinc.plan.weights import factor_part, tensor_data
 
 if TYPE_CHECKING:
     from zinc.engine.identity import TensorDigests
@@ -64,4 +64,4 @@ def upload_adapters(adapters: AdapterFiles, weights: Iterable[Weight], backend: 
         for name in each.factors:
             for tensor, data in each.data(name).items():
                 for weight in parts.get(tensor, ()):
-                    backend.upload(weight, data)
+                    backend.upload(weight, factor_part(weight, data))
