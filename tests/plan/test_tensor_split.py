@@ -19,14 +19,14 @@ from zinc.backends.plans import AllReduce, Plan, Segment, SplitPlan, Transfer
 from zinc.backends.split import SplitBackend
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
-from zinc.ops.values import Box, KVState
+from zinc.ops.values import Box, KVState, RecurrentState
 from zinc.plan.planner import make_plan
 from zinc.plan.split_choice import split_cost
 from zinc.plan.weights import BoxReader, tensor_data
 from zinc.quant.blocks import GGMLType, row_bytes
 
-# Dense; experts, biases and sinks; windows and a shared cache; latent attention.
-FAMILIES = ("qwen3", "gptoss", "gemma4e", "deepseek2")
+# Dense; experts, biases and sinks; windows and a shared cache; latent attention; a hybrid.
+FAMILIES = ("qwen3", "gptoss", "gemma4e", "deepseek2", "qwen35moe")
 EVERY_FAMILY = [
     pytest.param(name, marks=() if name in FAMILIES else pytest.mark.every)
     for name in fixture_names()
@@ -64,7 +64,9 @@ def test_a_chunk_without_outputs_needs_no_logits(backends: tuple[str, str]) -> N
     assert relative_error(divided.feed((0, ids[9:]))[0], want[9:]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("type", [GGMLType.Q8_0, GGMLType.Q4_0])
+@pytest.mark.parametrize(
+    "type", [GGMLType.Q8_0, pytest.param(GGMLType.Q4_0, marks=pytest.mark.every)]
+)
 def test_columns_are_divided_at_blocks(type: GGMLType, tmp_path: Path) -> None:
     """Five blocks of 32 columns on three devices."""
     path, plain = with_blocks("qwen3", tmp_path, "ffn_down.weight", type)
@@ -76,7 +78,7 @@ def test_columns_are_divided_at_blocks(type: GGMLType, tmp_path: Path) -> None:
         for w in plan.weights:
             backend.upload(w, tensor_data(w, file.tensors[w.tensor]))
     down = [boxes(part)["blk.0.ffn_down.weight"][0].cols for part in plan.parts]
-    assert down == [range(64), range(64, 96), range(96, 160)]
+    assert down == [(range(64),), (range(64, 96),), (range(96, 160),)]
     ids, _ = expected("qwen3")
     got = Runner(path, loaded=(backend, plan)).feed((0, ids))[0]
     assert relative_error(got, Runner(plain, "ref").feed((0, ids))[0]) < 1e-5
@@ -106,7 +108,7 @@ def test_devices_share_the_products_and_the_cache_of_a_dense_model(n_devices: in
     for found in parts.values():
         covered = np.zeros(found[0].shape, int)
         for box in found:
-            covered[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop] += 1
+            covered[np.ix_(box.rows, [i for each in box.cols for i in each])] += 1
         assert (covered == 1).all()
     whole = make_plan(graph, api.create("ref"), max_tokens=1, max_outputs=1)
     assert kv_heads(whole) == sum(kv_heads(part) for part in plan.parts)
@@ -116,6 +118,20 @@ def test_devices_share_the_products_and_the_cache_of_a_dense_model(n_devices: in
 def kv_heads(plan: Plan) -> int:
     """Return the KV heads of all layers."""
     return sum(state.n_heads for state in plan.states if isinstance(state, KVState))
+
+
+@pytest.mark.parametrize("name", ["qwen35", "qwen3next", "mamba", "lfm2"])
+def test_devices_share_the_recurrent_states(name: str) -> None:
+    """Value heads of a key head are neighbours in qwen3next, and n_k_heads apart in qwen35."""
+    _, plan = split(name, ("ref", "ref"), (1.0, 1.0))
+    whole = make_plan(model(name)[1], api.create("ref"), max_tokens=1, max_outputs=1)
+    found = [state_floats(part) for part in plan.parts]
+    assert found[0] == found[1] == state_floats(whole) // 2 > 0
+
+
+def state_floats(plan: Plan) -> int:
+    """Return the floats of recurrent state of all layers."""
+    return sum(state.floats for state in plan.states if isinstance(state, RecurrentState))
 
 
 def test_hidden_rows_are_added_up_twice_a_layer_while_both_devices_work() -> None:
@@ -149,10 +165,13 @@ def test_a_part_of_a_matrix_is_read_from_any_byte(seed: int) -> None:
     stored = np.random.default_rng(seed).integers(
         0, 256, (planes, n_rows, n_blocks * size), np.uint8
     )
-    kept, rows, cols = (sorted(rng.sample(range(n + 1), 2)) for n in (planes, n_rows, n_blocks))
-    wanted = stored[slice(*kept), slice(*rows), cols[0] * size : cols[1] * size].reshape(-1)
-    shape, part = (planes, n_rows, 32 * n_blocks), range(32 * cols[0], 32 * cols[1])
-    box = Box(range(*kept), range(*rows), part, shape)
+    kept, rows = (sorted(rng.sample(range(n + 1), 2)) for n in (planes, n_rows))
+    ends = sorted(rng.sample(range(n_blocks + 1), 2 * rng.randint(1, (n_blocks + 1) // 2)))
+    cols = [range(32 * a, 32 * b) for a, b in zip(ends[::2], ends[1::2], strict=True)]
+    columns = [i // 32 * size + at for each in cols for i in each[::32] for at in range(size)]
+    wanted = stored[slice(*kept), slice(*rows), columns].reshape(-1)
+    shape = (planes, n_rows, 32 * n_blocks)
+    box = Box(range(*kept), range(*rows), tuple(cols), shape)
     reader = BoxReader(Stored(stored.reshape(-1)), type, box)
     assert reader.n_bytes == len(wanted)
     start, end = sorted(rng.sample(range(len(wanted) + 1), 2))

@@ -11,7 +11,7 @@ from zinc.ops.elementwise import sigmoid
 from zinc.ops.graph import Node
 from zinc.ops.operands import rows, state, vector
 from zinc.ops.recurrent_state import StateView, sequences, with_rollback
-from zinc.ops.registry import Attrs, Cost, Phase, op
+from zinc.ops.registry import Attrs, Cost, Division, Phase, op
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, RecurrentState
 from zinc.quant.blocks import row_bytes
@@ -67,6 +67,7 @@ def _rollback(node: Node, rows: int) -> Node:
     cases=_cases,
     phase=Phase.RECURRENT,
     rollback=_rollback,
+    division=lambda node: Division(node.outputs[0].cols),
 )
 def causal_conv(
     step: Step,

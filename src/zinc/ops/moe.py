@@ -230,6 +230,17 @@ def _expert_case(
     return case.returns(g.add(y, x) if clamped else y)
 
 
+def _division(node: Node) -> Division:
+    """Return the division by the columns of each expert."""
+    gate = node.weight("gate")
+    biases = (gate.rows,) * gate.planes
+    return Division(
+        gate.rows,
+        whole=frozenset({"x", "order", "starts"}),
+        sections={"gate_bias": biases, "up_bias": biases},
+    )
+
+
 def _glu_cases() -> Iterator[Case]:
     for type in WEIGHT_TYPES:
         for n_tokens in (1, 29):
@@ -253,11 +264,7 @@ def _glu_cases() -> Iterator[Case]:
     phase=Phase.MOE,
     row_wise=True,
     stores_formats=True,
-    division=lambda node: Division(
-        node.weight("gate").rows,
-        whole=frozenset({"x", "order", "starts"}),
-        planes=node.weight("gate").planes,
-    ),
+    division=_division,
 )
 def moe_glu(
     step: Step,

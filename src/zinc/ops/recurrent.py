@@ -24,7 +24,7 @@ from zinc.ops.graph import Node
 from zinc.ops.norm import normalise
 from zinc.ops.operands import rows, state, vector
 from zinc.ops.recurrent_state import CHUNK, StateView, sequences, with_rollback
-from zinc.ops.registry import Attrs, Cost, Phase, op
+from zinc.ops.registry import Attrs, Cost, Division, Phase, op
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, RecurrentState
 
@@ -124,6 +124,25 @@ def _delta_cases() -> Iterator[Case]:
     yield delta_case("forgetful", DeltaShape(1, 2, 32, 32), (100,), pace=40.0)
 
 
+def _delta_division(node: Node) -> Division:
+    """Return the division by key heads, each with its value heads.
+
+    The value heads of a key head are neighbours, or n_k_heads apart.
+    """
+    shape = delta_shape(node.attrs)
+    each = 1 if node.attrs["grouped"] else shape.n_v_heads // shape.n_k_heads
+    heads, values = (size // each for size in (shape.n_v_heads, shape.v_cols))
+    return Division(
+        shape.n_k_heads,
+        sections={
+            "qkv": (shape.k_cols, shape.k_cols, *(values,) * each),
+            **dict.fromkeys(("alpha", "beta", "decay", "decay_bias"), (heads,) * each),
+            "out": (values,) * each,
+        },
+        counts=("n_k_heads", "n_v_heads"),
+    )
+
+
 def _delta_rollback(node: Node, rows: int) -> Node:
     """Return the node with a state of two halves, which is enough for up to CHUNK rows."""
     return with_rollback(node, rows, 2 * delta_shape(node.attrs).state_floats)
@@ -141,6 +160,7 @@ def _delta_rollback(node: Node, rows: int) -> Node:
     tolerance=1e-4,
     phase=Phase.RECURRENT,
     rollback=_delta_rollback,
+    division=_delta_division,
 )
 def delta_rule(
     step: Step,
@@ -325,6 +345,10 @@ def _gated_cases() -> Iterator[Case]:
     phase=Phase.RECURRENT,
     row_wise=True,
     stores_formats=True,
+    division=lambda node: Division(
+        node.outputs[0].cols // int(node.attrs["group"]),
+        whole=frozenset[str]() if node.attrs["gate_first"] else frozenset({"weight"}),
+    ),
 )
 def gated_norm(
     step: Step, attrs: Attrs, x: FloatArray, z: FloatArray, weight: FloatArray

@@ -93,15 +93,16 @@ class Division:
     """How the output columns of a node are computed in parts (zinc.plan.tensor_split).
 
     n_parts: equal runs of columns. A part needs the same run of each operand: columns of rows, rows
-    of a matrix, elements of a vector, heads of a cache. whole: operands that each part needs as
-    they are. planes: a vector has this many sections, and a part needs the same run of each.
-    by_plane: a part needs a run of the planes of a matrix, not of their rows. counts: attributes
-    that are sums over the parts.
+    of a matrix, elements of a vector, heads of a cache, floats of a state. whole: operands that
+    each part needs as they are. sections: sizes of the sections of an operand, or of the output
+    ("out"), that consists of several; a part is the same run of each section. Operands that are not
+    named have the sections of the output. by_plane: a part needs a run of the planes of a matrix,
+    not of their rows. counts: attributes that are sums over the parts.
     """
 
     n_parts: int
     whole: frozenset[str] = frozenset()
-    planes: int = 1
+    sections: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     by_plane: bool = False
     counts: tuple[str, ...] = ()
 

@@ -7,6 +7,7 @@ matrix products, so kernels go token by token with the state in registers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import gcd
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from zinc.ops.cases import Case
 from zinc.ops.graph import Node
 from zinc.ops.operands import rows, state, vector
 from zinc.ops.recurrent_state import StateView, sequences, with_rollback
-from zinc.ops.registry import Attrs, Cost, Phase, op
+from zinc.ops.registry import Attrs, Cost, Division, Phase, op
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, RecurrentState
 
@@ -51,6 +52,12 @@ def _cases() -> Iterator[Case]:
     yield scan_case("80x4", 80, 4, (40, 2))
 
 
+def _division(node: Node) -> Division:
+    """Return the division by channels, which kernels process in runs of 16."""
+    cols = node.outputs[0].cols
+    return Division(cols // gcd(cols, 16), whole=frozenset({"b", "c"}))
+
+
 def _rollback(node: Node, rows: int) -> Node:
     """Return the node with a ring of `rows` more states."""
     return with_rollback(node, rows, (1 + rows) * node.rows("x").cols * node.rows("b").cols)
@@ -70,6 +77,7 @@ def _rollback(node: Node, rows: int) -> Node:
     tolerance=1e-4,
     phase=Phase.RECURRENT,
     rollback=_rollback,
+    division=_division,
 )
 def selective_scan(
     step: Step,

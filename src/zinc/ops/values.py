@@ -49,7 +49,7 @@ class Box:
 
     planes: range
     rows: range
-    cols: range
+    cols: tuple[range, ...]
     shape: tuple[int, ...]
 
 

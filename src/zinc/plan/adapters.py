@@ -126,7 +126,7 @@ def _node(
 def _rows_of(b: Weight, weight: Weight) -> Weight:
     """Return the rows of `b` that belong to `weight`, which may be a part of its tensor."""
     if weight.box is not None:
-        return matrix_part(b, range(1), weight.box.rows, range(b.cols))
+        return matrix_part(b, range(1), weight.box.rows, [range(b.cols)])
     if weight.rows_from is None:
         return b
     part = weight.name.removeprefix(weight.tensor)

@@ -16,8 +16,8 @@ joins the logits.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, count, pairwise
 from math import gcd
@@ -36,7 +36,7 @@ from zinc.ops.values import (
     Weight,
 )
 from zinc.plan.split import ALL_REDUCE
-from zinc.plan.weights import matrix_part
+from zinc.plan.weights import matrix_part, ranges_text
 from zinc.quant.blocks import BLOCKS
 
 # Columns of formats without blocks, and rows of the output, are divided at multiples of this.
@@ -57,13 +57,15 @@ class Region:
     """Nodes that are divided into `n_parts` equal parts, by their indices in the graph.
 
     makers: nodes whose output columns are divided. sums: nodes that sum over these columns. states:
-    names of the caches that are divided.
+    names of the caches and states that are divided. layouts: the sizes of the sections of a value,
+    by id, each of which is divided; other values have one.
     """
 
     n_parts: int
     makers: frozenset[int]
     sums: frozenset[int]
     states: frozenset[str] = frozenset()
+    layouts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def joined(self, other: Region) -> Region:
         """Return the region with the nodes of both, which must be divided alike."""
@@ -72,7 +74,23 @@ class Region:
             self.makers | other.makers,
             self.sums | other.sums,
             self.states | other.states,
+            {**self.layouts, **other.layouts},
         )
+
+    def sections(self, node: Node, division: Division, name: str, x: Input) -> tuple[int, ...]:
+        """Return the sizes of the sections of the operand `name` of a maker."""
+        if name in division.sections:
+            return division.sections[name]
+        match x:
+            case Value():
+                return self.layouts.get(x.id, (x.cols,))
+            case Weight():
+                size = x.cols if x.is_vector else x.rows
+                out = node.outputs[0]
+                layout = self.layouts.get(out.id)
+                return (size,) if layout is None else tuple(n * size // out.cols for n in layout)
+            case _:
+                return ()
 
 
 def divide(graph: Graph, shares: Sequence[float], alike: bool = True) -> DividedGraph:
@@ -111,7 +129,7 @@ class _Regions:
             regions.append(region)
         found: list[Region] = []
         taken: set[int] = set()
-        for region in regions:
+        for region in sorted(regions, key=self._n_elements, reverse=True):
             members = region.makers | region.sums
             if self._is_closed(region) and taken.isdisjoint(members):
                 taken |= members
@@ -127,17 +145,17 @@ class _Regions:
         weight = node.weight(sums.matrix)
         if not _has_columns(weight):
             return None
-        n_parts = weight.cols // _columns_together(weight)
+        n_parts = 0
         makers: set[int] = set()
         states: set[str] = set()
         pending = [node.rows(sums.rows)]
+        whole: list[Value] = []  # values of which a device takes some columns
         while pending:
             value = pending.pop()
             at = self._makers.get(value.id)
             division = None if at is None else _division(self._nodes[at])
             if at is None or division is None:
-                if value.runs > 1:  # they are no columns of the whole value
-                    return None
+                whole.append(value)
                 continue
             for index in (at, *self._writers(self._nodes[at], division)):
                 if index in makers:
@@ -156,7 +174,48 @@ class _Regions:
         ops = [OPS[self._nodes[index].op] for index in makers]
         if not any(op.has_matrices or op.reads_cache for op in ops):
             return None
-        return Region(n_parts, frozenset(makers), frozenset({i}), frozenset(states))
+        layouts = self._layouts(makers)
+        if any(value.runs > 1 or value.id in layouts for value in whole):
+            return None  # a device would take columns that are not next to each other
+        size = _columns_together(weight)
+        for n in layouts.get(node.rows(sums.rows).id, (weight.cols,)):
+            n_parts = gcd(n_parts, n // size if n % size == 0 else 1)
+        return Region(n_parts, frozenset(makers), frozenset({i}), frozenset(states), layouts)
+
+    def _layouts(self, makers: set[int]) -> dict[int, tuple[int, ...]]:
+        """Return the sizes of the sections of the values of a region that consist of several.
+
+        Ops that say nothing about sections have outputs with those of their operands.
+        """
+        found: dict[int, tuple[int, ...]] = {}
+        n_known = -1
+        while n_known < len(found):
+            n_known = len(found)
+            for i in makers:
+                node, division = self._nodes[i], _division(self._nodes[i])
+                assert division is not None
+                named = [
+                    (operand.name, x)
+                    for operand, x in OPS[node.op].signature.declared(node.inputs)
+                    if isinstance(x, Value) and operand.name not in division.whole
+                ] + [("out", x) for x in node.outputs]
+                alike = [x for name, x in named if name not in division.sections]
+                known = next((found[x.id] for x in alike if x.id in found), None)
+                for name, x in named:
+                    layout = division.sections.get(name, known)
+                    if layout is not None and len(layout) > 1:
+                        found[x.id] = layout
+        return found
+
+    def _n_elements(self, region: Region) -> int:
+        """Return the number of elements of the matrices that a region divides."""
+        weights = {
+            x.name: x
+            for i in region.makers | region.sums
+            for x in self._nodes[i].inputs
+            if isinstance(x, Weight) and not x.is_vector
+        }
+        return sum(x.planes * x.rows * x.cols for x in weights.values())
 
     def _writers(self, node: Node, division: Division) -> Iterator[int]:
         """Yield the nodes that write the states of `node` which are divided with it."""
@@ -170,7 +229,8 @@ class _Regions:
         members = region.makers | region.sums
         is_read_inside = all(self._users[x] <= members for x in (*made, *region.states))
         is_output = self._output is not None and self._output.id in made
-        return region.n_parts > 1 and is_read_inside and not is_output
+        is_apart = region.makers.isdisjoint(region.sums)
+        return region.n_parts > 1 and is_read_inside and is_apart and not is_output
 
     def _head(self) -> Region | None:
         """Return the output projection, with the element-wise ops after it."""
@@ -228,7 +288,7 @@ def _columns_together(weight: Weight) -> int:
     return size if size > 1 else gcd(weight.cols, ALIGNMENT)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Cut:
     """The parts of a region that each device has."""
 
@@ -244,6 +304,14 @@ class _Cut:
         """Return the part of `size` columns, rows or heads that a device has."""
         each = size // self.region.n_parts
         return range(self.bounds[device] * each, self.bounds[device + 1] * each)
+
+    def ranges(self, device: int, sections: Sequence[int]) -> list[range]:
+        """Return the parts of sections of these sizes that a device has."""
+        found = []
+        for first, size in zip(accumulate(sections, initial=0), sections, strict=False):
+            part = self.range_of(device, size)
+            found.append(range(first + part.start, first + part.stop))
+        return found
 
 
 # A value on each device; None where it is not.
@@ -357,7 +425,9 @@ class _Divider:
             inputs = tuple(
                 self._operand(x, device)
                 if operand.name in division.whole
-                else self._cut(x, device, cut, division)
+                else self._cut(
+                    x, device, cut, cut.region.sections(node, division, operand.name, x), division
+                )
                 for operand, x in OPS[node.op].signature.declared(node.inputs)
             )
             outputs = tuple(self._copy(v, len(cut.range_of(device, v.cols))) for v in node.outputs)
@@ -380,10 +450,12 @@ class _Divider:
             inputs: list[Input] = []
             for operand, x in op.signature.declared(node.inputs):
                 if operand.name == op.sums.rows:
-                    inputs.append(self._cut(x, device, cut, Division(cut.region.n_parts)))
+                    assert isinstance(x, Value)
+                    inputs.append(self._columns(x, device, cut))
                 elif operand.name == op.sums.matrix:
                     assert isinstance(x, Weight)
-                    cols = cut.range_of(device, x.cols)
+                    sections = cut.region.layouts.get(node.rows(op.sums.rows).id, (x.cols,))
+                    cols = cut.ranges(device, sections)
                     inputs.append(matrix_part(x, range(x.planes), range(x.rows), cols))
                 elif operand.name in op.sums.once and device != cut.devices[0]:
                     inputs.append(None)
@@ -424,21 +496,25 @@ class _Divider:
         self._sums[node.outputs[0].id] = partial, node.label
         return True
 
-    def _cut(self, x: Input, device: int, cut: _Cut, division: Division) -> Input:
-        """Return the part of an operand that a device needs."""
+    def _cut(
+        self, x: Input, device: int, cut: _Cut, sections: Sequence[int], division: Division
+    ) -> Input:
+        """Return the part of an operand with these sections that a device needs."""
         match x:
             case Value():
                 return self._columns(x, device, cut)
             case KVState():
                 n_heads = len(cut.range_of(device, x.n_heads))
                 return replace(x, name=_name(x, device), n_heads=n_heads)
+            case RecurrentState():
+                n_floats = len(cut.range_of(device, x.floats))
+                return replace(x, name=_name(x, device), floats=n_floats)
             case Weight() if x.is_vector:
-                part = cut.range_of(device, x.cols // division.planes)
-                return _elements(x, part, division.planes)
+                return _elements(x, cut.ranges(device, sections))
             case Weight() if division.by_plane:
                 return _planes(x, cut.range_of(device, x.planes))
             case Weight():
-                return _rows(x, cut.range_of(device, x.rows))
+                return _rows(x, cut.ranges(device, sections))
             case _:
                 return x
 
@@ -492,14 +568,13 @@ def _needed(nodes: Sequence[Node], output: Value) -> Iterator[int]:
     yield from reversed(kept)
 
 
-def _elements(vector: Weight, part: range, planes: int) -> Weight:
-    """Return some elements of each of `planes` sections of a vector."""
+def _elements(vector: Weight, parts: Sequence[range]) -> Weight:
+    """Return some elements of a vector."""
     source = range(vector.cols) if vector.rows_from is None else vector.rows_from
-    size = vector.cols // planes
-    elements = [source[plane * size + i] for plane in range(planes) for i in part]
+    elements = [source[i] for part in parts for i in part]
     return replace(
         vector,
-        name=f"{vector.name}[{part.start}:{part.stop}]",
+        name=f"{vector.name}[{ranges_text(parts)}]",
         shape=(len(elements),),
         rows_from=tuple(elements),
         source=vector.tensor,
@@ -509,7 +584,7 @@ def _elements(vector: Weight, part: range, planes: int) -> Weight:
 def _planes(weight: Weight, part: range) -> Weight:
     """Return some planes of a matrix."""
     if weight.transposed_rows is None:
-        return matrix_part(weight, part, range(weight.rows), range(weight.cols))
+        return matrix_part(weight, part, range(weight.rows), [range(weight.cols)])
     cols = weight.cols
     return replace(
         weight,
@@ -519,13 +594,14 @@ def _planes(weight: Weight, part: range) -> Weight:
     )
 
 
-def _rows(weight: Weight, part: range) -> Weight:
+def _rows(weight: Weight, parts: Sequence[range]) -> Weight:
     """Return some rows of each plane of a matrix."""
-    if weight.rows_from is None or isinstance(weight.rows_from, range):
-        return matrix_part(weight, range(weight.planes), part, range(weight.cols))
+    source = range(weight.rows) if weight.rows_from is None else weight.rows_from
+    if isinstance(source, range) and len(parts) == 1:
+        return matrix_part(weight, range(weight.planes), parts[0], [range(weight.cols)])
     return replace(
         weight,
-        name=f"{weight.name}[{part.start}:{part.stop}]",
-        rows_from=weight.rows_from[part.start : part.stop],
+        name=f"{weight.name}[{ranges_text(parts)}]",
+        rows_from=tuple(source[i] for part in parts for i in part),
         source=weight.tensor,
     )

@@ -9,6 +9,7 @@ float16.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,8 +34,8 @@ class BoxReader:
     def __init__(self, source: ByteReader, type: GGMLType, box: Box) -> None:
         self._source, self._box = source, box
         self._stored_bytes = row_bytes(type, box.shape[-1])  # of a row in the file
-        self._first_byte = row_bytes(type, box.cols.start)
-        self._row_bytes = row_bytes(type, len(box.cols))
+        self._columns = [slice(row_bytes(type, x.start), row_bytes(type, x.stop)) for x in box.cols]
+        self._row_bytes = sum(row_bytes(type, len(x)) for x in box.cols)
         self._n_bytes = len(box.planes) * len(box.rows) * self._row_bytes
 
     @property
@@ -54,17 +55,27 @@ class BoxReader:
             plane += self._box.planes.start
             stored = plane * self._box.shape[-2] + self._box.rows.start + row
             self._source.read_into(rows.reshape(-1), stored * self._stored_bytes)
-            part = rows[:, self._first_byte : self._first_byte + self._row_bytes]
+            part = np.concatenate([rows[:, each] for each in self._columns], axis=1)
             found = part.reshape(-1)[skipped:][: target.nbytes - done]
             target[done : done + len(found)] = found
             done += len(found)
 
 
-def matrix_part(weight: Weight, planes: range, rows: range, cols: range) -> Weight:
+def ranges_text(ranges: Sequence[range]) -> str:
+    """Return ranges as text, such as "0:8+16:24"."""
+    return "+".join(f"{x.start}:{x.stop}" for x in ranges)
+
+
+def matrix_part(weight: Weight, planes: range, rows: range, cols: Sequence[range]) -> Weight:
     """Return some planes of a matrix, some rows of each, and some columns."""
     first = 0 if weight.rows_from is None else weight.rows_from[0]
-    kept = [(planes, weight.planes), (rows, weight.rows), (cols, weight.cols)]
-    parts = [f"{x.start}:{x.stop}" if len(x) < size else ":" for x, size in kept]
+    n_cols = sum(map(len, cols))
+    kept = [
+        (len(planes) == weight.planes, [planes]),
+        (len(rows) == weight.rows, [rows]),
+        (n_cols == weight.cols, cols),
+    ]
+    parts = [":" if is_whole else ranges_text(ranges) for is_whole, ranges in kept]
     if parts == [":", ":", ":"]:
         return weight
     while parts[-1] == ":":
@@ -73,10 +84,10 @@ def matrix_part(weight: Weight, planes: range, rows: range, cols: range) -> Weig
     return replace(
         weight,
         name=f"{weight.name}[{', '.join(part)}]",
-        shape=(len(planes), len(rows), len(cols))[-len(weight.shape) :],
+        shape=(len(planes), len(rows), n_cols)[-len(weight.shape) :],
         rows_from=None,
         source=weight.tensor,
-        box=Box(planes, range(first + rows.start, first + rows.stop), cols, weight.shape),
+        box=Box(planes, range(first + rows.start, first + rows.stop), tuple(cols), weight.shape),
     )
 
 
@@ -103,8 +114,8 @@ def factor_part(weight: Weight, data: TensorData) -> TensorData:
     """Return the data to upload for `weight`, which is a factor of an adapter or a part of one."""
     if weight.box is None:
         return data
-    rows, cols = (slice(each.start, each.stop) for each in (weight.box.rows, weight.box.cols))
-    part = data.read().view(np.float16).reshape(data.shape)[rows, cols]
+    rows, cols = list(weight.box.rows), [i for each in weight.box.cols for i in each]
+    part = data.read().view(np.float16).reshape(data.shape)[np.ix_(rows, cols)]
     stored = np.ascontiguousarray(part).view(np.uint8).reshape(-1)
     return TensorData(data.type, weight.shape, stored)
 
