@@ -16,6 +16,7 @@ from present import computing
 
 from zinc.backends import api
 from zinc.backends.plans import AllReduce, Plan, Segment, SplitPlan, Transfer
+from zinc.backends.ref import RefBackend
 from zinc.backends.split import SplitBackend
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
@@ -120,7 +121,7 @@ def kv_heads(plan: Plan) -> int:
     return sum(state.n_heads for state in plan.states if isinstance(state, KVState))
 
 
-@pytest.mark.parametrize("name", ["qwen35", "qwen3next", "mamba", "lfm2"])
+@pytest.mark.parametrize("name", ["qwen35", "qwen3next", "mamba", "mamba2", "lfm2"])
 def test_devices_share_the_recurrent_states(name: str) -> None:
     """Value heads of a key head are neighbours in qwen3next, and n_k_heads apart in qwen35."""
     _, plan = split(name, ("ref", "ref"), (1.0, 1.0))
@@ -154,6 +155,31 @@ def test_parallel_attention_and_feed_forward_are_added_up_together(name: str) ->
     spec, _ = model(name)
     _, plan = split(name, ("ref", "ref"), (1.0, 1.0))
     assert sum(isinstance(x, AllReduce) for x in plan.schedule) == spec.n_layers
+
+
+@pytest.mark.parametrize(("cards", "n_sent"), [(("A", "A"), 0), (("A", "B"), 1)])
+def test_cards_that_differ_do_not_each_choose_experts(cards: tuple[str, ...], n_sent: int) -> None:
+    """Near ties could fall differently; the first device sends its choice."""
+    spec, graph = model("qwen3moe")
+    devices = [RefCard(f"vulkan:{i}", card) for i, card in enumerate(cards)]
+    backend = SplitBackend(devices, (1.0, 1.0), [each.selector for each in devices])
+    plan = make_plan(graph, backend, max_tokens=8, max_outputs=8)
+    assert isinstance(plan, SplitPlan)
+    routes = {x.outputs[0].id for x in plan.launches if x.kernel == "route"}
+    sent = [x for x in plan.schedule if isinstance(x, Transfer) and x.sent.id in routes]
+    assert len(sent) == n_sent * spec.n_layers
+    assert len(routes) == (2 - n_sent) * spec.n_layers
+
+
+class RefCard(RefBackend):
+    """The reference as a card."""
+
+    def __init__(self, selector: str, card: str) -> None:
+        super().__init__()
+        self.selector, self.card = selector, card
+
+    def describe(self) -> str:
+        return f"{self.selector} {self.card}"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -338,6 +338,12 @@ class SplitDevices:
         """Whether tensors are divided, so that the devices work at the same time."""
         return not callable(self.division)
 
+    @property
+    def are_alike(self) -> bool:
+        """Whether the devices compute the same bits: same cards and drivers, or the same CPU."""
+        pairs = zip(self.devices, self.memories, strict=True)
+        return len({device.describe().removeprefix(name) for device, name in pairs}) == 1
+
 
 class HostBackend:
     """Answers of a backend whose launches are plain calls on the host's memory."""

@@ -17,7 +17,7 @@ from zinc.ops.graph import Node
 from zinc.ops.operands import rows, state, vector
 from zinc.ops.recurrent import DeltaShape, decay_products, delta_shape, slot_views
 from zinc.ops.recurrent_state import CHUNK, StateView, sequences, with_rollback
-from zinc.ops.registry import Attrs, Cost, Phase, op
+from zinc.ops.registry import Attrs, Cost, Division, Phase, op
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, RecurrentState
 
@@ -57,6 +57,16 @@ def _cases() -> Iterator[Case]:
     yield ssm_case("forgetful", DeltaShape(1, 2, 32, 16), (100,), pace=40.0)
 
 
+def _division(node: Node) -> Division:
+    """Return the division by groups, each with its heads."""
+    shape = delta_shape(node.attrs)
+    return Division(
+        shape.n_k_heads,
+        sections={"xbc": (shape.v_cols, shape.k_cols, shape.k_cols)},
+        counts=("n_k_heads", "n_v_heads"),
+    )
+
+
 def _rollback(node: Node, rows: int) -> Node:
     """Return the node with a state of two halves, which is enough for up to CHUNK rows."""
     return with_rollback(node, rows, 2 * delta_shape(node.attrs).state_floats)
@@ -74,6 +84,7 @@ def _rollback(node: Node, rows: int) -> Node:
     tolerance=1e-4,
     phase=Phase.RECURRENT,
     rollback=_rollback,
+    division=_division,
 )
 def ssm_scan(
     step: Step,

@@ -90,8 +90,7 @@ def _divided(graph: Graph, devices: SplitDevices) -> tuple[list[list[Node]], Val
     n_devices, division = len(devices.devices), devices.division
     if callable(division):
         return split.split(graph.nodes, division, n_devices), graph.output
-    alike = len({device.describe() for device in devices.devices}) == 1
-    found = tensor_split.divide(graph, division, alike)
+    found = tensor_split.divide(graph, division, devices.are_alike)
     device_of = {id(node): at for node, at in zip(found.nodes, found.devices, strict=True)}
     nodes = split.split(found.nodes, lambda node: device_of[id(node)], n_devices, False)
     return nodes, found.output
