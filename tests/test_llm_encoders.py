@@ -7,14 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data.encoder_texts import TEXTS
-from models.harness import Runner, planned
+from models.harness import Runner, planned, rewrite
 from present import computing
 
 from zinc import LLM, DeviceMap, RopeScaling
-from zinc.core.errors import RequestError, UnsupportedError
+from zinc.core.errors import ModelError, RequestError, UnsupportedError
+from zinc.formats.gguf import GGUFFile
 
 ENCODERS = Path(__file__).parent / "data" / "encoders"
 TOLERANCE = 1e-3
+MATRICES = ("dense_2.weight", "dense_3.weight")
 
 
 def wanted(name: str) -> np.ndarray:
@@ -24,7 +26,16 @@ def wanted(name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("backend", ["ref", *computing()])
 @pytest.mark.parametrize(
-    ("name", "pooling"), [("bert", "cls"), ("nomicbert", "mean"), ("eurobert", "mean")]
+    ("name", "pooling"),
+    [
+        ("bert", "cls"),
+        ("nomicbert", "mean"),
+        ("eurobert", "mean"),
+        ("modernbert", "cls"),
+        ("gemmaembedding", "mean"),
+        ("jinabert2", "mean"),
+        ("nomicbertmoe", "mean"),
+    ],
 )
 def test_embeddings_are_those_of_transformers(name: str, pooling: str, backend: str) -> None:
     with LLM(ENCODERS / f"{name}.gguf", backend=backend, threads=2) as llm:
@@ -32,6 +43,34 @@ def test_embeddings_are_those_of_transformers(name: str, pooling: str, backend: 
         assert np.abs(llm.embed(TEXTS) - wanted(name)).max() <= TOLERANCE
         for text, row in zip(TEXTS, wanted(name), strict=True):
             assert np.abs(llm.embed(text)[0] - row).max() <= TOLERANCE
+
+
+def test_matrices_after_pooling_make_the_embedding(tmp_path) -> None:
+    path = ENCODERS / "gemmaembedding.gguf"
+    with GGUFFile.open(path) as file:
+        first, second = (file.tensors[f"dense_{i}.weight"].to_float32() for i in (2, 3))
+    texts = ["a fox", "the river"]
+    without = rewrite(path, tmp_path / "a.gguf", tensors=dict.fromkeys(MATRICES))
+    one = rewrite(path, tmp_path / "b.gguf", tensors={MATRICES[1]: None})
+    rows = [embedded(each, texts) for each in (without, one, path)]
+    assert rows[1].shape == (2, len(first)) != rows[0].shape == rows[2].shape
+    np.testing.assert_allclose(rows[0] @ first.T, rows[1], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(rows[1] @ second.T, rows[2], rtol=1e-4, atol=1e-4)
+    with LLM(one, backend="ref") as llm, pytest.raises(RequestError, match=f"has {len(first)}"):
+        llm.embed(texts, dimensions=len(first) + 1)
+
+
+def test_matrices_after_pooling_that_do_not_fit_are_refused(tmp_path) -> None:
+    path = ENCODERS / "gemmaembedding.gguf"
+    for tensors in ({MATRICES[0]: None}, {MATRICES[1]: np.ones((8, 8), np.float32)}):
+        wrong = rewrite(path, tmp_path / "a.gguf", tensors=tensors)
+        with pytest.raises(ModelError, match=r"dense_[23]\.weight"):
+            LLM(wrong, backend="ref")
+
+
+def embedded(path: Path, texts: list[str]) -> np.ndarray:
+    with LLM(path, backend="ref") as llm:
+        return llm.embed(texts, normalize=False)
 
 
 @pytest.fixture(scope="module")

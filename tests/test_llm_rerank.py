@@ -21,17 +21,19 @@ BACKENDS = ["ref", *computing()]
 TOLERANCE = 1e-4
 
 
+@pytest.mark.parametrize(("name", "tolerance"), [("reranker", 1e-4), ("modernreranker", 1e-3)])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_scores_are_those_of_transformers(backend: str) -> None:
-    with np.load(ENCODERS / "reranker.npz") as data, LLM(RERANKER, backend=backend) as llm:
+def test_scores_are_those_of_transformers(backend: str, name: str, tolerance: float) -> None:
+    path = ENCODERS / f"{name}.gguf"
+    with np.load(path.with_suffix(".npz")) as data, LLM(path, backend=backend) as llm:
         cuts = np.cumsum(data["lengths"])[:-1]
         for document, ids in zip(DOCUMENTS, np.split(data["tokens"], cuts), strict=True):
             assert llm.encode_pair(QUERY, document) == ids.tolist()
         found = llm.rerank(QUERY, DOCUMENTS)
         assert [each.index for each in found] == np.argsort(-data["scores"]).tolist()
         for each in found:
-            assert abs(each.score - data["scores"][each.index]) <= TOLERANCE
-        assert np.ptp(data["scores"]) > 50 * TOLERANCE
+            assert abs(each.score - data["scores"][each.index]) <= tolerance
+        assert np.ptp(data["scores"]) > 50 * tolerance
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,34 @@ def test_other_models_do_not_rank(path: Path) -> None:
     refused = pytest.raises(UnsupportedError, match="cannot rank documents")
     with LLM(path, backend="cpu", threads=2) as other, refused:
         other.rerank("fox", ["dog"])
+
+
+def test_a_head_of_one_matrix_gives_its_only_row(tmp_path) -> None:
+    """As Jina Reranker 1, whose head is `cls` with one row, and a tanh."""
+    matrix = np.linspace(-1, 1, 32, dtype=np.float32)[None]
+    nothing = dict.fromkeys(("cls.output.weight", "cls.output.bias"))
+    one = nothing | {"cls.weight": matrix, "cls.bias": np.array([0.25], np.float32)}
+    keys = {"bert.pooling_type": 4}
+    path = rewrite(RERANKER, tmp_path / "a.gguf", tensors=one, metadata=keys)
+    with LLM(path, backend="ref") as llm:
+        (found,) = llm.rerank(QUERY, DOCUMENTS[:1])
+    with np.load(ENCODERS / "reranker.npz") as data:
+        assert abs(found.score - np.tanh(data["hidden"][0] @ matrix[0] + 0.25)) <= TOLERANCE
+
+
+def test_the_head_of_modernbert_reads_the_row_that_the_file_names(tmp_path) -> None:
+    path, key = ENCODERS / "modernreranker.gguf", "modern-bert.classifier.pooling_type"
+    scores = {}
+    for number in (1, 2, None):
+        metadata = {} if number is None else {key: number}
+        drop = [key] if number is None else []
+        other = rewrite(path, tmp_path / "a.gguf", metadata=metadata, drop=drop)
+        with LLM(other, backend="ref") as llm:
+            scores[number] = llm.rerank(QUERY, DOCUMENTS[:1])[0].score
+    assert scores[1] == scores[None] != scores[2]
+    wrong = rewrite(path, tmp_path / "b.gguf", metadata={key: 7})
+    with pytest.raises(UnsupportedError, match="pooling type 7"):
+        LLM(wrong, backend="ref")
 
 
 def test_a_damaged_head_is_refused(tmp_path) -> None:

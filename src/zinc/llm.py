@@ -62,6 +62,7 @@ from zinc.engine.worker import EngineWorker
 from zinc.grammar.kinds import Kind
 from zinc.model_text import ModelText
 from zinc.models.parts.context import RopeScaling
+from zinc.models.parts.projection import projection
 from zinc.models.parts.ranking import rank_head
 from zinc.ops.values import FloatArray
 from zinc.plan.device_map import DeviceMap
@@ -168,6 +169,7 @@ class LLM:
         self.context, self.memory = self.model.context, self.model.memory
         self.pooling = asked or Pooling.of_file(metadata.get(f"{self.spec.arch}.pooling_type"))
         self._rank_head = rank_head(self.file, self.spec) if self.spec.ranks else None
+        self._projection = projection(self.file, self.spec)
         self._text = ModelText(
             self.file, self.spec.vocab, options.chat_template, self.model.check_open
         )
@@ -446,10 +448,19 @@ class LLM:
             )
         worker = self.model.worker
         prompts = [self._ids_of(text) for text in ([texts] if isinstance(texts, str) else texts)]
-        pools = [Pooled(how) for _ in prompts]
+        pools = [self.text_pool(how) for _ in prompts]
         worker.run(ReadoutTask(prompts, pools, self.model.adapter_use()))
         rows = [embedding(p.row, dimensions, 2 if normalize else None) for p in pools]
-        return np.array(rows, np.float32).reshape(len(rows), dimensions or self.spec.hidden)
+        return np.array(rows, np.float32).reshape(len(rows), dimensions or self.n_dimensions)
+
+    @property
+    def n_dimensions(self) -> int:
+        """Number of dimensions of an embedding."""
+        return self.spec.hidden if self._projection is None else self._projection.cols
+
+    def text_pool(self, pooling: Pooling | None = None) -> Pooled:
+        """Return the readout that makes the embedding of a text; `LLM.pooling` is the default."""
+        return Pooled(self.pooling if pooling is None else pooling, self._projection)
 
     # -- reranking ------------------------------------------------------------------------------
 
@@ -477,7 +488,8 @@ class LLM:
 
     def rank_pool(self) -> Pooled:
         """Return the readout that takes the row of a query and a document that the head reads."""
-        return Pooled(Pooling.LAST if self.spec.causal else Pooling.CLS)
+        assert self._rank_head is not None
+        return Pooled(Pooling(self._rank_head.pooling))
 
     def rank_score(self, pool: Pooled) -> float:
         """Return the score of a query and a document that have run."""

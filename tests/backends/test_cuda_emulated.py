@@ -98,7 +98,10 @@ def test_logits_of_a_prompt_and_of_decode_agree_with_the_published_model(name: s
 
 
 @pytest.mark.every
-@pytest.mark.parametrize("name", ["bert", "nomicbert", "eurobert"])
+@pytest.mark.parametrize(
+    "name",
+    ["bert", "nomicbert", "eurobert", "modernbert", "gemmaembedding", "jinabert2", "nomicbertmoe"],
+)
 def test_hidden_rows_of_encoders_agree_with_the_published_model(name: str) -> None:
     with np.load(ENCODERS / f"{name}.npz") as data:
         first, second, *_ = np.split(data["tokens"], np.cumsum(data["lengths"])[:-1])

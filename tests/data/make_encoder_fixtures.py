@@ -5,7 +5,7 @@
 
 LLAMA_CPP is a source tree of llama.cpp. A fixture is a GGUF file with a WordPiece tokenizer, and an
 .npz file with the token ids and the pooled, normalised embeddings of `TEXTS` by transformers, and
-the hidden rows of the first text. `reranker` has scores of pairs of texts in place of embeddings.
+the hidden rows of the first text. Rerankers have scores of pairs of texts in place of embeddings.
 In the folder `tokenizers`, `wordpiece.npz` and `unigram.npz` hold checksums of the ids of random
 texts by transformers and by SentencePiece. `unigram.gguf` has a tokenizer only.
 """
@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from data.encoder_modules import JinaBert, NomicBertMoe
 from data.encoder_texts import DOCUMENTS, LETTERS, QUERY, TEXTS, checksum, random_texts
 from data.make_converted_fixtures import randomise
 
@@ -40,7 +42,41 @@ SIZES: dict[str, Any] = {
     "hidden_act": "gelu",
     "attn_implementation": "eager",
 }
-POOLING = {"bert": "cls", "nomicbert": "mean", "reranker": "", "eurobert": "mean"}
+POOLING = {
+    "bert": "cls",
+    "nomicbert": "mean",
+    "reranker": "",
+    "eurobert": "mean",
+    "modernbert": "cls",
+    "modernreranker": "",
+    "gemmaembedding": "mean",
+    "jinabert2": "mean",
+    "nomicbertmoe": "mean",
+}
+# Those whose published models have other vocabularies.
+BORROWED = ("reranker", "eurobert", "modernbert", "modernreranker", "gemmaembedding")
+MODERN: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "local_attention": 16,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+GEMMA: dict[str, Any] = {
+    "num_hidden_layers": 6,  # the last one is global
+    "intermediate_size": 32,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 16,
+    "use_bidirectional_attention": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "pad_token_id": 0,
+}
+PROJECTED = 24  # width between the matrices after pooling
 
 
 def vocabulary() -> list[str]:
@@ -60,6 +96,21 @@ def model(name: str) -> Any:
     if name == "nomicbert":
         config = transformers.NomicBertConfig(**sizes | {"hidden_act": "silu"})
         made = transformers.NomicBertModel(config, add_pooling_layer=False)
+    elif name.startswith("modern"):
+        sizes |= MODERN
+        if name == "modernreranker":
+            sizes |= {"num_hidden_layers": 2, "layer_types": MODERN["layer_types"][:2]}
+            sizes["max_position_embeddings"] = 128
+        config = transformers.ModernBertConfig(**sizes, num_labels=1)
+        config.classifier_pooling = "mean"
+        kind = "ModernBertForSequenceClassification" if "ranker" in name else "ModernBertModel"
+        made = getattr(transformers, kind)(config)
+    elif name == "gemmaembedding":
+        made = transformers.Gemma3TextModel(transformers.Gemma3TextConfig(**sizes | GEMMA))
+    elif name == "jinabert2":
+        made = JinaBert(sizes | {"num_attention_heads": 3, "hidden_size": 48})  # not a power of 2
+    elif name == "nomicbertmoe":
+        made = NomicBertMoe(sizes | {"hidden_act": "gelu"})
     elif name == "eurobert":
         heads = {"num_key_value_heads": 1, "rope_theta": 10000.0, "pad_token_id": 0}
         config = transformers.EuroBertConfig(**sizes | heads | {"hidden_act": "silu"})
@@ -76,20 +127,37 @@ def model(name: str) -> Any:
         with torch.no_grad():
             for layer in made.roberta.encoder.layer:
                 layer.attention.self.query.weight *= 8
+    if name == "gemmaembedding":
+        with torch.no_grad():
+            for key, weight in made.named_parameters():
+                if "norm" in key:  # a norm multiplies by 1 + weight
+                    weight -= 1
     return made
 
 
 def published(name: str, made: Any) -> dict[str, Any]:
     """Return the configuration of `made` as published models have it, for the converter."""
     config: dict[str, Any] = made.config.to_dict()
+    if name == "jinabert2":
+        return config | {"architectures": ["JinaBertModel"]}
     if name == "reranker":
         return config | {"architectures": ["XLMRobertaForSequenceClassification"]}
+    if name.startswith("modern"):
+        kind = "ForSequenceClassification" if name == "modernreranker" else "Model"
+        return config | {
+            "architectures": [f"ModernBert{kind}"],
+            "global_attn_every_n_layers": 3,
+            "layer_norm_eps": config["norm_eps"],
+        }
+    if name == "gemmaembedding":
+        return config | {"architectures": ["Gemma3TextModel"]}
     if name == "eurobert":
         del config["classifier_pooling"]  # there is no classifier
         return config | {"architectures": ["EuroBertModel"]}
-    if name != "nomicbert":
+    if not name.startswith("nomicbert"):
         return config | {"architectures": ["BertModel"]}
-    return config | {
+    return {
+        **config,
         "architectures": ["NomicBertModel"],
         "n_positions": 8192,
         "max_trained_positions": 2048,
@@ -108,6 +176,7 @@ def published(name: str, made: Any) -> dict[str, Any]:
         "rotary_emb_interleaved": False,
         "rotary_emb_scale_base": None,
         "rotary_emb_base": 1000.0,
+        **(made.published_config() if name == "nomicbertmoe" else {}),
     }
 
 
@@ -117,7 +186,10 @@ def convert(name: str, made: Any) -> None:
     from gguf import LlamaFileType
 
     with tempfile.TemporaryDirectory() as folder:
-        made.save_pretrained(folder)
+        if isinstance(made, JinaBert | NomicBertMoe):
+            save_file(made.published_tensors(), f"{folder}/model.safetensors")
+        else:
+            made.save_pretrained(folder)
         tokenizer().save_pretrained(folder)
         config = published(name, made)
         (Path(folder) / "config.json").write_text(json.dumps(config))
@@ -126,10 +198,11 @@ def convert(name: str, made: Any) -> None:
             mode = {"pooling_mode": POOLING[name]}
             (Path(folder) / "1_Pooling" / "config.json").write_text(json.dumps(mode))
             pooling = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
-            (Path(folder) / "modules.json").write_text(json.dumps([pooling]))
+            modules = [pooling, *(save_dense(folder) if name == "gemmaembedding" else [])]
+            (Path(folder) / "modules.json").write_text(json.dumps(modules))
         writer = get_model_class(config["architectures"][0])
         writer.get_vocab_base_pre = lambda self, tokenizer: "default"
-        if name in ("reranker", "eurobert"):  # published ones have other vocabularies
+        if name in BORROWED:
             writer.set_vocab = get_model_class("BertModel").set_vocab
         writer(
             Path(folder),
@@ -137,7 +210,27 @@ def convert(name: str, made: Any) -> None:
             FOLDER / f"{name}.gguf",
             model_name=name,
             hparams=config,
+            sentence_transformers_dense_modules=name == "gemmaembedding",
         ).write()
+
+
+def dense() -> list[torch.Tensor]:
+    """Return the matrices after pooling."""
+    generator = torch.Generator().manual_seed(2)
+    shapes = ((PROJECTED, SIZES["hidden_size"]), (SIZES["hidden_size"], PROJECTED))
+    return [torch.randn(shape, generator=generator).half().float() for shape in shapes]
+
+
+def save_dense(folder: str) -> list[dict[str, str]]:
+    """Write the matrices after pooling as sentence-transformers does; return their modules."""
+    modules = []
+    for matrix, path in zip(dense(), ("2_Dense", "3_Dense"), strict=True):
+        (Path(folder) / path).mkdir()
+        save_file({"linear.weight": matrix}, f"{folder}/{path}/model.safetensors")
+        sizes = {"in_features": matrix.shape[1], "out_features": matrix.shape[0]}
+        (Path(folder) / path / "config.json").write_text(json.dumps(sizes))
+        modules.append({"type": "sentence_transformers.models.Dense", "path": path})
+    return modules
 
 
 def hidden(made: Any, ids: list[int]) -> np.ndarray:
@@ -145,8 +238,11 @@ def hidden(made: Any, ids: list[int]) -> np.ndarray:
         return made(torch.tensor([ids])).last_hidden_state[0].numpy()
 
 
-def pooled(rows: np.ndarray, how: str) -> np.ndarray:
-    row = rows[0] if how == "cls" else rows.mean(axis=0)
+def pooled(name: str, rows: np.ndarray) -> np.ndarray:
+    row = rows[0] if POOLING[name] == "cls" else rows.mean(axis=0)
+    if name == "gemmaembedding":
+        for matrix in dense():
+            row = matrix.numpy() @ row
     return row / np.linalg.norm(row)
 
 
@@ -214,7 +310,7 @@ def scores(made: Any) -> dict[str, np.ndarray]:
         "tokens": np.concatenate(ids).astype(np.int32),
         "lengths": lengths,
         "scores": np.array(found, np.float32),
-        "hidden": hidden(made.roberta, ids[0]),
+        "hidden": hidden(made.base_model, ids[0]),
     }
 
 
@@ -226,7 +322,7 @@ if __name__ == "__main__":
             write_unigram()
             continue
         made = model(name)
-        if name == "reranker":
+        if not POOLING[name]:
             convert(name, made)
             np.savez_compressed(FOLDER / f"{name}.npz", **scores(made))
             continue
@@ -238,7 +334,7 @@ if __name__ == "__main__":
             tokens=np.concatenate(ids).astype(np.int32),
             lengths=np.array([len(each) for each in ids], np.int32),
             hidden=rows[0],
-            embeddings=np.array([pooled(each, POOLING[name]) for each in rows], np.float32),
+            embeddings=np.array([pooled(name, each) for each in rows], np.float32),
         )
     cased = tokenizer(do_lower_case=False)
     np.savez_compressed(

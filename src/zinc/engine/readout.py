@@ -7,7 +7,7 @@ with their prompt. `PromptLogprobs` reads logits, and the answer follows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -75,13 +75,17 @@ class Pooled:
     """Hidden states of a prompt, pooled into one row.
 
     `row` is float64 [hidden], not normalised. Pooling.NONE keeps `rows`, float32 [tokens, hidden],
-    instead.
+    instead. project: makes the embedding of a row [hidden] or of rows.
     """
 
     kind = ReadoutKind.HIDDEN
 
-    def __init__(self, pooling: Pooling = Pooling.MEAN) -> None:
-        self._pooling = pooling
+    def __init__(
+        self,
+        pooling: Pooling = Pooling.MEAN,
+        project: Callable[[FloatArray], FloatArray] | None = None,
+    ) -> None:
+        self._pooling, self._project = pooling, project
         self.reset()
 
     def reset(self) -> None:
@@ -102,13 +106,15 @@ class Pooled:
 
     @property
     def rows(self) -> FloatArray:
-        return np.concatenate(self._rows)
+        rows = np.concatenate(self._rows)
+        return rows if self._project is None else self._project(rows)
 
     @property
     def row(self) -> npt.NDArray[np.float64]:
         if self._sum is None:
             raise RuntimeError("the prompt has not run")
-        return self._sum / self._count
+        row = self._sum / self._count
+        return row if self._project is None else self._project(row.astype(np.float32)).astype(float)
 
 
 class PromptLogprobs:

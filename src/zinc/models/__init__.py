@@ -15,6 +15,7 @@ from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.models.parts.context import RopeScaling, specs
 from zinc.models.parts.encoder import without_mask
 from zinc.models.parts.nextn import check_nextn, frequent_tokens, nextn_tensors
+from zinc.models.parts.projection import projection_weights
 from zinc.models.parts.ranking import head_weights, is_reranker
 from zinc.models.parts.refusal import damaged, unsupported
 from zinc.models.parts.selection import keep_hidden, select_early
@@ -78,6 +79,8 @@ def load(
     module.build(graph, spec, weights)
     if spec.ranks:
         head_weights(weights, spec)
+    if spec.is_encoder:
+        projection_weights(weights, spec)
     weights.check(spec.n_layers, spec.n_nextn)
     n_experts = file.int(f"{arch}.expert_count", default=0)
     is_dense = spec.n_dense_layers == spec.n_layers

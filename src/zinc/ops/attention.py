@@ -13,7 +13,7 @@ from zinc.ops.graph import Node
 from zinc.ops.operands import cache, rows, vector
 from zinc.ops.registry import Attrs, Cost, Division, Phase, op
 from zinc.ops.step import IntArray, Step
-from zinc.ops.values import FloatArray, KVState, Value
+from zinc.ops.values import Constant, FloatArray, KVState, Value
 
 
 @dataclass(slots=True)
@@ -129,6 +129,10 @@ def _cases() -> Iterator[Case]:
     for name, sequences in (("few", (9, 1, 3)), ("many", (40, 1, 70)), ("long", (300, 20))):
         case = Case(f"whole-{name}", sum(sequences), sequences=sequences)
         yield _attention_case(case, 4, 4, 32, True, causal=False)
+        case = Case(f"near-{name}", sum(sequences), sequences=sequences)
+        yield _attention_case(case, 4, 4, 32, True, causal=False, window=9)
+        case = Case(f"alibi-{name}", sum(sequences), sequences=sequences)
+        yield _attention_case(case, 4, 2, 32, True, causal=False, alibi=True)
 
 
 def _attention_case(
@@ -143,9 +147,10 @@ def _attention_case(
     softcap: float = 0.0,
     prepared: str = "norm-rope",
     causal: bool = True,
+    alibi: bool = False,
 ) -> Case:
     g = case.graph
-    state = case.kv(n_kv, head_dim, window)
+    state = case.kv(n_kv, head_dim, window if causal else 0)
     q, k, v = case.rows(n_heads * head_dim), case.rows(n_kv * head_dim), case.rows(n_kv * head_dim)
     if prepared != "plain":
         table = g.rope_table(case.rope_frequencies(head_dim))
@@ -159,14 +164,25 @@ def _attention_case(
         q, k = prepare(q), prepare(k)
     g.kv_store(k, v, state)
     sink = case.vector(n_heads) if sinks else None
-    scale = head_dim**-0.5
-    return case.returns(g.attention(q, state, sink, scale=scale, softcap=softcap, causal=causal))
+    slopes = Constant("slopes", tuple(2.0 ** -(h + 1) for h in range(n_heads))) if alibi else None
+    y = g.attention(
+        q,
+        state,
+        sink,
+        scale=head_dim**-0.5,
+        softcap=softcap,
+        causal=causal,
+        window=window,
+        slopes=slopes,
+    )
+    return case.returns(y)
 
 
 @op(
     rows("q"),
     cache("cache"),
     vector("sinks", optional=True),
+    vector("slopes", optional=True),
     cost=attention_cost,
     cases=_cases,
     self_test=("4x4x32",),
@@ -176,14 +192,20 @@ def _attention_case(
     division=_division,
 )
 def attention(
-    step: Step, attrs: Attrs, q: FloatArray, cache: CacheView, sinks: FloatArray | None
+    step: Step,
+    attrs: Attrs,
+    q: FloatArray,
+    cache: CacheView,
+    sinks: FloatArray | None,
+    slopes: FloatArray | None = None,
 ) -> Sequence[FloatArray]:
     """Return softmax(scale * q k^T) v over the cached positions up to that of each query.
 
     Without `causal`, it is over all positions up to the last one of the sequence in the step. Query
-    head h reads KV head h // (n_heads / n_kv_heads). A query sees the last `window` positions (0:
-    all). `softcap` limits scores to cap * tanh(s / cap). A sink adds exp(sink) to the softmax
-    denominator of its head and has no value.
+    head h reads KV head h // (n_heads / n_kv_heads). A query sees positions less than `window` away
+    (0: all). `softcap` limits scores to cap * tanh(s / cap). A sink adds exp(sink) to the softmax
+    denominator of its head and has no value. ALiBi (Press et al. 2022) subtracts the slope of a
+    head times the distance of query and key from each score.
     """
     causal = bool(attrs.get("causal", 1))
     n_heads, window, softcap = int(attrs["n_heads"]), int(attrs["window"]), float(attrs["softcap"])
@@ -204,9 +226,11 @@ def attention(
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
         distance = positions[:, None] - key_positions[None, :]
+        if slopes is not None:
+            scores -= slopes.astype(np.float64)[:, None, None] * np.abs(distance)
         visible = distance >= 0 if causal else np.ones_like(distance, dtype=bool)
         if window:
-            visible &= distance < window
+            visible &= np.abs(distance) < window
         scores = np.where(visible, scores, -np.inf)
         top = scores.max(axis=2, keepdims=True)
         if sinks is not None:

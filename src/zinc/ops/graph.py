@@ -226,20 +226,23 @@ class Graph:
         scale: float,
         softcap: float = 0.0,
         causal: bool = True,
+        window: int | None = None,
+        slopes: Weight | Constant | None = None,
     ) -> Value:
         """Return attention of q [tokens, heads * head_dim] over the cached keys and values.
 
         Without `causal`, a token also sees the tokens of its sequence that follow it in the step.
+        window: that of the cache by default. slopes: ALiBi, a factor of the distance for each head.
         """
         n_heads = q.cols // state.head_dim
         return self._make(
             "attention",
-            [q, state, sinks],
+            [q, state, sinks, slopes],
             n_heads * state.head_dim_v,
             q.dim,
             n_heads=n_heads,
             scale=scale,
-            window=state.window,
+            window=state.window if window is None else window,
             softcap=softcap,
             **({} if causal else {"causal": 0}),
         )

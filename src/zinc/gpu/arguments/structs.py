@@ -499,6 +499,7 @@ class AttentionArguments(Struct):
     keys: Bytes
     values: Annotated[Bytes, "the keys if values are their last dimensions"]
     sinks: Floats
+    slopes: Annotated[Floats, "of ALiBi, if the kernel has it"]
     out: Bytes
     partial: Annotated[Float4s, "sums of each split, if there are several"]
     q_stride: U32
@@ -561,6 +562,7 @@ class AttentionTileArguments(Struct):
     keys: Bytes
     values: Annotated[Bytes, "the keys if values are their last dimensions"]
     sinks: Floats
+    slopes: Annotated[Floats, "of ALiBi, if the kernel has it"]
     out: Bytes
     q_stride: U32
     out_stride: U32
@@ -585,6 +587,7 @@ class AttentionMmaArguments(Struct):
     keys: Bytes
     values: Annotated[Bytes, "the keys if values are their last dimensions"]
     sinks: Floats
+    slopes: Annotated[Floats, "of ALiBi, if the kernel has it"]
     out: Bytes
     partial: Annotated[Float4s, "sums of each split, if there are several"]
     q_stride: U32

@@ -26,6 +26,7 @@ from zinc.gpu.kernel_set import fuses, lowers
 from zinc.gpu.lower.attention_tiles import many_queries
 from zinc.gpu.lower.elementwise import elementwise
 from zinc.gpu.lower.operands import (
+    alibi,
     ceil_div,
     dim_code,
     in_vectors,
@@ -204,7 +205,7 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispa
     n_heads = int(launch.attributes["n_heads"])
     cut = _few_cut(state, n_heads, at, bucket)
     splits = cut.splits
-    kernel = _few_kernel(launch, at, cut, in_vectors(at, q), ("PREPARES", 0))
+    kernel = _few_kernel(launch, at, cut, in_vectors(at, q), ("PREPARES", 0), *alibi(launch))
     row_bytes = partial_bytes(state, n_heads)
     partial = at.scratch.take(bucket.tokens * splits * row_bytes) if splits > 1 else 0
     cache = at.kv(state)
@@ -215,6 +216,7 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispa
         keys=cache.keys,
         values=values,
         sinks=vector_or_null(at, launch.input("sinks")),
+        slopes=vector_or_null(at, launch.input("slopes")),
         out=y_at,
         partial=partial,
         q_stride=q.stride,
@@ -227,7 +229,7 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispa
         block_table=cache.table,
         is_one_token=bucket.tokens == 1,
         bidirectional=is_bidirectional(launch),
-        window=state.window,
+        window=int(launch.attributes["window"]),
         splits=splits,
         scale=float(launch.attributes["scale"]),
         softcap=float(launch.attributes["softcap"]),

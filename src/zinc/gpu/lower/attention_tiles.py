@@ -11,6 +11,7 @@ from zinc.gpu.arguments.structs import AttentionTileArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower.operands import (
+    alibi,
     ceil_div,
     in_vectors,
     is_bidirectional,
@@ -53,6 +54,7 @@ def many_queries(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> li
         name,
         (
             *own,
+            *alibi(launch),
             ("BK", keys),
             ("BQ", n_rows),
             ("HEAD_DIM", state.head_dim),
@@ -72,6 +74,7 @@ def many_queries(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> li
         keys=cache.keys,
         values=values,
         sinks=vector_or_null(at, launch.input("sinks")),
+        slopes=vector_or_null(at, launch.input("slopes")),
         out=y_at,
         q_stride=q.stride,
         out_stride=y.stride,
@@ -83,7 +86,7 @@ def many_queries(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> li
         block_table=cache.table,
         is_one_token=bucket.tokens == 1,
         bidirectional=is_bidirectional(launch),
-        window=state.window,
+        window=int(launch.attributes["window"]),
         scale=float(launch.attributes["scale"]),
         softcap=float(launch.attributes["softcap"]),
     )

@@ -82,6 +82,11 @@ def is_bidirectional(launch: Launch) -> bool:
     return not launch.attributes.get("causal", 1)
 
 
+def alibi(launch: Launch) -> tuple[tuple[str, int], ...]:
+    """Return the macro ALIBI if attention lowers its scores with the distance, else nothing."""
+    return () if launch.input("slopes") is None else (("ALIBI", 1),)
+
+
 def is_capped(launch: Launch) -> int:
     """Return the macro SOFTCAP: 1 if attention caps its scores."""
     return int(float(launch.attributes["softcap"]) > 0)

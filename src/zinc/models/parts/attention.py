@@ -5,7 +5,7 @@ from __future__ import annotations
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.rope import Rope
 from zinc.models.parts.spec import Norm
-from zinc.ops.values import KVState, Value
+from zinc.ops.values import Constant, KVState, Value
 
 
 def attention(layer: Layer, x: Value) -> Value:
@@ -35,16 +35,39 @@ def attention(layer: Layer, x: Value) -> Value:
     q = _prepared(layer, q, "attn_q_norm", a.query_rope or a.rope)
     if k is not None:
         k = _prepared(layer, k, "attn_k_norm", a.rope)
-    state = KVState(cache_name, a.n_kv_heads, a.head_dim, a.head_dim_v, a.window)
+    # The cache of an encoder holds a whole text, also for layers with a window.
+    kept = a.window if spec.causal else 0
+    state = KVState(cache_name, a.n_kv_heads, a.head_dim, a.head_dim_v, kept)
     if k is not None and v is not None:
         g.kv_store(k, v, state)
     sinks = w.vector("attn_sinks", a.n_heads) if a.sinks else None
-    o = g.attention(q, state, sinks, scale=a.scale, softcap=a.softcap, causal=spec.causal)
+    o = g.attention(
+        q,
+        state,
+        sinks,
+        scale=a.scale,
+        softcap=a.softcap,
+        causal=spec.causal,
+        window=a.window,
+        slopes=alibi_slopes(a.n_heads) if a.alibi else None,
+    )
     if a.v_scale != 1.0:  # the output is a mean of the values, and shorter than all of them
         o = g.scale(o, a.v_scale)
     if gate is not None:
         o = g.gate(o, gate)
     return layer.linear(o, "attn_output", spec.hidden, a.n_heads * a.head_dim_v)
+
+
+def alibi_slopes(n_heads: int) -> Constant:
+    """Return the slope of each head for ALiBi (Press et al. 2022).
+
+    Those of 2^k heads are a geometric sequence that ends with 2^-8. Further heads take every second
+    slope of twice as many heads.
+    """
+    power = 1 << (n_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    more = [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(n_heads - power)]
+    return Constant(f"alibi_{n_heads}", tuple(slopes + more))
 
 
 def _prepared(layer: Layer, x: Value, norm: str, rope: Rope | None) -> Value:

@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.attention import attention
+from zinc.models.parts.decoder import Mlp
 from zinc.models.parts.layer import Layer, RopeTables, normalise
 from zinc.models.parts.metadata import MAX_VOCAB, Metadata
-from zinc.models.parts.mlp import mlp
+from zinc.models.parts.mlp import mlp as default_mlp
 from zinc.models.parts.refusal import unsupported
 from zinc.models.parts.spec import Attention, ModelSpec, Norm, dense_spec
 from zinc.models.parts.weights import Weights
@@ -22,7 +23,7 @@ from zinc.ops.graph import Graph
 from zinc.ops.values import Value
 
 
-def encoder_spec(file: GGUFFile, arch: str) -> ModelSpec:
+def encoder_spec(file: GGUFFile, arch: str, *, norm: Norm = Norm.LAYER_WITH_BIAS) -> ModelSpec:
     """Return the spec of an encoder, from the keys under `{arch}.`.
 
     Raises UnsupportedError if the file says that its attention is causal, and ModelError for
@@ -30,7 +31,7 @@ def encoder_spec(file: GGUFFile, arch: str) -> ModelSpec:
     """
     if file.bool(f"{arch}.attention.causal", default=False):
         raise unsupported(file, f"its attention is causal, and zinc runs {arch} models as encoders")
-    base = dense_spec(file, arch, neox=True, norm=Norm.LAYER_WITH_BIAS)
+    base = dense_spec(file, arch, neox=True, norm=norm)
     return replace(base, causal=False)
 
 
@@ -53,7 +54,7 @@ def without_mask(file: GGUFFile, spec: ModelSpec) -> ModelSpec:
     return replace(spec, causal=False)
 
 
-def encoder(g: Graph, spec: ModelSpec, w: Weights) -> None:
+def encoder(g: Graph, spec: ModelSpec, w: Weights, *, mlp: Mlp = default_mlp) -> None:
     """Add a whole encoder to the graph, whose output is the rows that a step asks for."""
     x = embed(g, spec, w)
     ropes = RopeTables()

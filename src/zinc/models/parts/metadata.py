@@ -148,10 +148,19 @@ class Metadata:
             )
         return array[:n_layers]
 
-    def sliding_layers(self, n_layers: int, period: int) -> list[bool]:
+    def symmetric_window(self) -> int:
+        """Return the window of an encoder: a token sees others less than this far away.
+
+        The file states the sum of both sides. 0: a token sees all of them.
+        """
+        both = self.optional_size("attention.sliding_window", MAX_CONTEXT)
+        return both // 2 + 1 if both else 0
+
+    def sliding_layers(self, n_layers: int, period: int, *, full_first: bool = False) -> list[bool]:
         """Return for each layer whether it attends to a sliding window only.
 
-        Unless the file lists them, all layers do but the last of each `period`.
+        Unless the file lists them, all layers do but the last of each `period`, or with
+        `full_first` the first of each.
         """
         key = "attention.sliding_window_pattern"
         if self._is_array(key):
@@ -160,7 +169,8 @@ class Metadata:
                 raise damaged(self.file, f"{self.arch}.{key} does not say yes or no for each layer")
             return [bool(slides) for slides in pattern]
         period = self.size(key, MAX_LAYERS, default=period)
-        return [(i + 1) % period != 0 for i in range(n_layers)]
+        at = 0 if full_first else 1
+        return [(i + at) % period != 0 for i in range(n_layers)]
 
     def check_sharing(self, n_heads: int, n_kv_heads: int) -> None:
         """Raise ModelError unless query heads share KV heads evenly."""

@@ -34,7 +34,9 @@ class Norm(Enum):
 class Attention:
     """One attention layer; n_heads / n_kv_heads query heads share each KV head.
 
-    window: tokens that a query sees, 0 for all. softcap: cap of the attention scores, 0 for none.
+    window: tokens that a query sees, 0 for all; in an encoder it sees those less than this far
+    away, before and after it. alibi: scores fall with the distance of query and key. softcap: cap
+    of the attention scores, 0 for none.
     qk_norm: norm of every q and k head; with joint_norm, of all heads of a row together; with
     late_norm, after RoPE.
     k_is_v: values are the K projection before norm and RoPE; there is no attn_v. v_norm: RMS norm
@@ -64,6 +66,7 @@ class Attention:
     gated: bool = False
     gate_apart: bool = False
     query_rope: Rope | None = None
+    alibi: bool = False
 
     @property
     def q_cols(self) -> int:

@@ -13,7 +13,7 @@ struct kv_store {
 };
 
 struct attention {
-    enum : size_t { q, cache, sinks, n_inputs };
+    enum : size_t { q, cache, sinks, slopes, n_inputs };
 };
 
 struct embed {

@@ -153,7 +153,7 @@ EARLY_KERNEL(attention, Arguments)
             UNROLL for (uint u = 0; u < AT_ONCE; u++)
             {
                 bool visible = at + u >= split.first && at + u < split.end;
-                score[r][u] = visible ? scaledScore(score[r][u], args.softcap) : MASKED;
+                score[r][u] = visible ? split.scored(args, score[r][u], r, at + u) : MASKED;
                 maximum = max(maximum, score[r][u]);
             }
             float correction = exp2(running[r].maximum - maximum);

@@ -47,6 +47,9 @@ struct WarpRows
     float sums[SUM_GROUPS][4];
     float maximum[2], total[2]; // totals are over the columns of this lane
     uint position[2];
+#if ALIBI
+    float slope[2];
+#endif
     uint row, key0; // key0: first position of a tile that the warp scores
     bool exists;
 
@@ -61,6 +64,9 @@ struct WarpRows
         UNROLL for (uint h = 0; h < 2; h++)
         {
             position[h] = t.positionOf(row + 8 * h);
+#if ALIBI
+            slope[h] = args.slopes[t.headOf(row + 8 * h)] * LOG2_E;
+#endif
             maximum[h] = MASKED;
             total[h] = 0;
             float* q = t.queryRow(args, row + 8 * h) + 2 * (lane % 4);
@@ -110,6 +116,14 @@ struct WarpRows
         UNROLL for (uint n = 0; n < OWN_KEYS / 8; n++)
             UNROLL for (uint i = 0; i < 4; i++)
                 scores[n][i] = scaledScore(scores[n][i], args.softcap);
+#endif
+#if ALIBI
+        UNROLL for (uint n = 0; n < OWN_KEYS / 8; n++)
+            UNROLL for (uint i = 0; i < 4; i++)
+            {
+                int distance = int(key + 8 * n + i % 2) - int(position[i / 2]);
+                scores[n][i] -= slope[i / 2] * abs(float(distance));
+            }
 #endif
         if (t.masks(args, from, from + BK - 1))
         {

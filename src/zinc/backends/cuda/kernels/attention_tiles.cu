@@ -91,7 +91,7 @@ KERNEL(attention_tiles, Arguments)
             {
                 uint k = i * LANES + thread % LANES, key = from + k;
                 float score = t.isVisible(args, position, key)
-                    ? scaledScore(scores[r][k] * args.scale, args.softcap) : MASKED;
+                    ? t.scored(args, scores[r][k] * args.scale, r, key) : MASKED;
                 scores[r][k] = score;
                 maximum = max(maximum, score);
             }

@@ -2,12 +2,17 @@
 // keys (group.x) of one token (group.z), for EACH heads that share a KV head (part of group.y).
 // Each split leaves partial sums for attention_merge; a token with one split is finished
 // here.
+//   ALIBI     scores fall with the distance of query and key, by a slope of each head
 //   PREPARES  heads of q, k and v come as the projections made them. Each workgroup normalises and
 //             rotates the heads that it needs, and the workgroups of the last split store key and
 //             value in the cache. No other workgroup of this step reads them there. The last
 //             workgroup to end merges the splits of its heads (merge_splits.cuh).
 
 #include "arguments.h"
+
+#ifndef ALIBI
+#define ALIBI 0
+#endif
 
 #if PREPARES
 using Arguments = DecodeAttentionArguments;
@@ -77,6 +82,17 @@ struct KeySplit
 #endif
     }
 
+    /// The score of query r for the key at a position, as a power of two. `dot` is their product.
+    MEMBER float scored(ARGS, float dot, uint r, uint key)
+    {
+        float score = scaledScore(dot, args.softcap);
+#if ALIBI
+        float slope = args.slopes[first_head + min(r, n_heads - 1)] * LOG2_E;
+        score -= slope * abs(float(int(key) - int(position)));
+#endif
+        return score;
+    }
+
     /// Finds the keys of the split. It starts at a multiple of `keys` positions, and the lengths of
     /// two splits differ by at most `keys`.
     MEMBER void findKeys(ARGS, uint keys)
@@ -92,6 +108,7 @@ struct KeySplit
 #if !PREPARES
         if (args.bidirectional != 0 && args.is_one_token == 0)
             last = positionOf(args.step, args.step->seq_start[sequence + 1] - 1);
+        if (args.bidirectional != 0 && args.window > 0) last = min(last, position + args.window - 1);
 #endif
         end = last + 1;
         if (!PREPARES && args.splits == 1) return;

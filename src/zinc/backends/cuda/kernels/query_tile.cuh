@@ -1,6 +1,11 @@
 // The part of attention that the kernels for many queries share. A workgroup takes a KV head and a
 // tile of BQ rows of one sequence. A row is one query head of one token; the heads of a token that
 // share the KV head are neighbouring rows. The kernel defines Arguments.
+//   ALIBI  scores fall with the distance of query and key, by a slope of each head
+
+#ifndef ALIBI
+#define ALIBI 0
+#endif
 
 #include "step.cuh"
 #include "floats.cuh"
@@ -25,15 +30,31 @@ struct QueryTile
 
     MEMBER bool isVisible(ARGS, uint position, uint key)
     {
-        return key <= (args.bidirectional == 0 ? position : end)
-            && (args.window == 0 || key + args.window > position);
+        return key <= lastOf(args, position) && (args.window == 0 || key + args.window > position);
+    }
+
+    /// The last key that the token at a position sees.
+    MEMBER uint lastOf(ARGS, uint position)
+    {
+        if (args.bidirectional == 0) return position;
+        return args.window == 0 ? end : min(end, position + args.window - 1);
+    }
+
+    /// The score of row r for a key, as a power of two. `dot` is their product.
+    MEMBER float scored(ARGS, float dot, uint r, uint key)
+    {
+        float score = scaledScore(dot, args.softcap);
+#if ALIBI
+        score -= args.slopes[headOf(r)] * LOG2_E * abs(float(int(key) - int(positionOf(r))));
+#endif
+        return score;
     }
 
     /// Returns whether a row may not see all of the positions from `from` to `to`.
     MEMBER bool masks(ARGS, uint from, uint to)
     {
-        return to > (args.bidirectional == 0 ? position0 + row0 / rep : end)
-            || (args.window > 0 && from + args.window <= last);
+        return to > lastOf(args, positionOf(0))
+            || (args.window > 0 && from + args.window <= positionOf(rows - 1));
     }
 
     /// The query of row r. Rows past the last one repeat it.
@@ -124,6 +145,6 @@ DEVICE QueryTile findTile(ARGS, uint kv_head, uint index)
     uint position = t.positionOf(0);
     t.first = args.window > 0 && position >= args.window ? position - args.window + 1 : 0;
     t.end = t.position0 + n_rows / t.rep - 1;
-    t.last = args.bidirectional == 0 ? t.positionOf(t.rows - 1) : t.end;
+    t.last = t.lastOf(args, t.positionOf(t.rows - 1));
     return t;
 }

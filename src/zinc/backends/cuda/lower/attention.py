@@ -17,6 +17,7 @@ from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower.attention import attend, merge, partial_bytes, stored, visible_keys
 from zinc.gpu.lower.operands import (
+    alibi,
     ceil_div,
     in_vectors,
     is_bidirectional,
@@ -82,6 +83,7 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
         keys=cache.keys,
         values=values,
         sinks=vector_or_null(at, launch.input("sinks")),
+        slopes=vector_or_null(at, launch.input("slopes")),
         out=y_at,
         partial=partial,
         q_stride=q.stride,
@@ -93,7 +95,7 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
         block_shift=cache.block_shift,
         block_table=cache.table,
         bidirectional=is_bidirectional(launch),
-        window=state.window,
+        window=int(launch.attributes["window"]),
         splits=splits,
         scale=float(launch.attributes["scale"]),
         softcap=float(launch.attributes["softcap"]),
@@ -101,6 +103,7 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
     kernel = KernelVariant(
         "attention_mma",
         (
+            *alibi(launch),
             ("BK", tile.keys),
             ("HEAD_DIM", state.head_dim),
             ("HEAD_DIM_V", state.head_dim_v),

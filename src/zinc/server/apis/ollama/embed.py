@@ -52,9 +52,9 @@ async def embed(service: Service, request: Request) -> Response:
     def check(model: LoadedModel) -> None:
         clock.loaded()
         _check_pooling(model)
-        hidden = model.llm.spec.hidden
-        if (fields.dimensions or 1) > hidden:
-            why = f"embeddings of this model have {hidden}"
+        most = model.llm.n_dimensions
+        if (fields.dimensions or 1) > most:
+            why = f"embeddings of this model have {most}"
             raise invalid("dimensions", f"dimensions is {fields.dimensions}", why)
 
     def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:

@@ -46,11 +46,11 @@ async def embeddings(service: Service, request: Request) -> Response:
                 "the server was started with --pooling none",
                 "use /embedding",
             )
-        if (fields.dimensions or 1) > model.llm.spec.hidden:
+        if (fields.dimensions or 1) > model.llm.n_dimensions:
             raise invalid(
                 "dimensions",
                 f"dimensions is {fields.dimensions}",
-                f"embeddings of this model have {model.llm.spec.hidden}",
+                f"embeddings of this model have {model.llm.n_dimensions}",
             )
 
     def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:

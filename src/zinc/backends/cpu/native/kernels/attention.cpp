@@ -28,8 +28,6 @@ constexpr int kPanelRows =
 constexpr int kStateFloats = sizeof(RowState) / sizeof(float);
 constexpr int64_t kMaxPartialFloats = 16 << 20;
 
-constexpr float kLog2e = 1.44269504f;
-
 struct Item {
     int sequence, first, n_tokens;  // token rows of the batch
     int first_split, n_splits, step, parts;
@@ -68,9 +66,10 @@ void prepare(Launch& l, const Attrs& attrs) {
     require(l, p.window >= 0 && cap >= 0, "window and softcap must not be negative");
     p.query_scale = cap > 0 ? scale / cap : scale * kLog2e;
     p.cap = cap * kLog2e;
-    require(l, p.causal || p.window == 0, "a sliding window must be causal");
     require_rows(l, l.in[in::q], "q", RowFormat::f32, int64_t{p.n_heads} * p.dim);
     if (l.in[in::sinks]) require_vector(l, l.in[in::sinks], "sinks", p.n_heads);
+    if (l.in[in::slopes]) require_vector(l, l.in[in::slopes], "slopes", p.n_heads);
+    require(l, !l.in[in::slopes] || cap == 0, "scores with slopes cannot be capped");
     require_output(l, l.out[0], "o", p.n_heads * p.dim_v);
 }
 
@@ -179,6 +178,7 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     }
     if (rows.integers()) rows.value_scales = take(kKeyBlock * dim_v / kKvGroup);
     load_queries(rows, l.in[in::q]);
+    if (l.in[in::slopes]) rows.slopes = l.in[in::slopes].tensor->vector();
 
     const int first = part * item.step, last = std::min(item.n_splits, first + item.step);
     const int end = (item.first_split + last) * kSplit;
@@ -217,7 +217,7 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     float* staging = reinterpret_cast<float*>(l.common->data) + plan->staging;
     for (int r = 0; r < rows.n; ++r) {
         const int token = item.first + r / rows.queries;
-        const int head = rows.head * p.queries + rows.first_query + r % rows.queries;
+        const int head = rows.query_head(r);
         const float sink = sinks ? sinks[head] * kLog2e : 0.0f;
         float* o = out.format == RowFormat::f32 ? out.row(token) : staging + token * cols;
         finish(total[r], total_acc + static_cast<size_t>(r) * dim_v, sinks ? &sink : nullptr, p.dim_v,

@@ -12,6 +12,7 @@
 namespace zinc::ZINC_LEVEL::attention_rows {
 
 inline constexpr int kSplit = 256;  // keys
+inline constexpr float kLog2e = 1.44269504f;
 static_assert(kSplit % kKeyBlock == 0 && kKeyBlock % kKvTile == 0);
 
 struct Params {
@@ -29,7 +30,10 @@ inline int first_key(const Params& p, int position) {
 
 // The last position that token `token` of a sequence sees.
 inline int last_key(const Params& p, const Batch& batch, int sequence, int token) {
-    return batch.positions[p.causal ? token : batch.seq_start[sequence + 1] - 1];
+    const int position = batch.positions[token];
+    if (p.causal) return position;
+    const int end = batch.positions[batch.seq_start[sequence + 1] - 1];
+    return p.window ? std::min(end, position + p.window - 1) : end;
 }
 
 // The rows of a chunk, and its scratch.
@@ -40,6 +44,7 @@ struct Rows {
     int sequence, head;                     // KV head
     int first_token, first_query, queries;  // queries: rows of each token
     int n;                                  // number of rows
+    const float* slopes = nullptr;          // of ALiBi, for each query head
     float* q = nullptr;                     // [n][dim]
     ByteQuery bytes = {};                   // used instead of q if the keys are integers
     float* s = nullptr;                     // [n][kKeyBlock] scores, then probabilities
@@ -49,6 +54,7 @@ struct Rows {
     float* value_scales = nullptr;          // [tile][16][dim_v / 32], if the values are integers
 
     bool integers() const { return kv.type != KvType::f16; }
+    int query_head(int row) const { return head * p.queries + first_query + row % queries; }
     int position(int row) const { return batch.positions[first_token + row / queries]; }
     int last(int row) const { return last_key(p, batch, sequence, first_token + row / queries); }
 };
@@ -60,8 +66,7 @@ inline void load_queries(const Rows& rows, const Operand& q) {
     const int groups = p.dim / kKvGroup;
     const int offset = rows.kv.type == KvType::q4_0 ? NibbleKeyTile::kOffset : ByteKeyTile::kOffset;
     for (int r = 0; r < rows.n; ++r) {
-        const int query = rows.head * p.queries + rows.first_query + r % rows.queries;
-        const float* x = q.row(rows.first_token + r / rows.queries) + query * p.dim;
+        const float* x = q.row(rows.first_token + r / rows.queries) + rows.query_head(r) * p.dim;
         if (!rows.integers()) {
             const F32x16 scale = F32x16::set1(p.query_scale);
             for (int d = 0; d < p.dim; d += 16) (F32x16::load(x + d) * scale).store(rows.q + r * p.dim + d);
@@ -142,6 +147,13 @@ inline void transpose_keys(const Rows& rows, const std::byte* tile, const float*
     }
 }
 
+// Subtracts from the scores of a row in tiles [first_tile, last_tile) the slope of its head times the
+// distance of each key. `position` is that of the row, counted from the base of the block.
+inline void subtract_distances(float* s, int first_tile, int last_tile, int position, float slope) {
+    for (int k = first_tile * kKvTile; k < last_tile * kKvTile; ++k)
+        s[k] -= slope * static_cast<float>(std::abs(k - position));
+}
+
 // Processes one block of keys for rows [row, row + n), which see keys [first, last) of the block.
 template <class Keys, class Values>
 void attend_rows(const Rows& rows, const Keys* keys, const Values* values, int row, int n, int base,
@@ -167,6 +179,9 @@ void attend_rows(const Rows& rows, const Keys* keys, const Values* values, int r
             for (; tile < last_tile; ++tile) dot(std::integral_constant<int, 1>{}, tile);
         }
         for (int r = row; r < row + n; ++r) {
+            if (rows.slopes)
+                subtract_distances(rows.s + r * kKeyBlock, first_tile, last_tile, rows.position(r) - base,
+                                   rows.slopes[rows.query_head(r)] * kLog2e);
             rows.factor[r] = softmax_block(rows.s + r * kKeyBlock, first_tile, last_tile,
                                            first_key(p, rows.position(r)) - base, rows.last(r) + 1 - base,
                                            p.cap, states[r]);
