@@ -34,7 +34,8 @@ class Features:
     subgroup: threads of a subgroup (warp, wave). integer_dot: the device has dot products of 8-bit
     integers. cooperative_matrix: subgroups multiply float16 matrices of shape `matrix` and sum in
     float32; narrow_matrix: also those of shape NARROW. registers: 32-bit registers of a lane.
-    warp_groups: groups of four warps multiply (wgmma). shared_bytes: static shared memory of a
+    warp_groups: groups of four warps multiply (wgmma). clusters: neighbouring workgroups can read
+    each other's shared memory. shared_bytes: static shared memory of a
     workgroup. most_shared_bytes: static and dynamic shared memory of a workgroup. compute_units:
     processors that run workgroups in parallel. batch_invariant: an op must process each row with
     the same kernel and the same split, whatever the step's sizes. max_groups: most workgroups of a
@@ -48,6 +49,7 @@ class Features:
     matrix: MatrixShape = SQUARE
     registers: int = FULL_REGISTERS
     warp_groups: bool = False
+    clusters: bool = False
     shared_bytes: int = 32768
     most_shared_bytes: int = 101376
     compute_units: int = 1

@@ -28,6 +28,8 @@ from zinc.gpu.memory import Buffer, Bytes, MemoryKind
 WARP = 32
 SHARED_BYTES = 48 << 10  # of a block, without asking the driver for more
 EARLY_START = (9, 0)  # compute capability from which a kernel may start before others have ended
+PORTABLE_CLUSTER = 8  # blocks of a cluster that every card with clusters can run
+CLUSTERS = (9, 0)  # compute capability from which blocks form clusters
 SLEEP_S = 2e-4  # a sleeping wait wakes up this much before the expected end
 SLICE_S = 5e-4  # longest sleep: a step that ends sooner than expected is seen after it
 
@@ -64,6 +66,7 @@ class CudaHost:
         self._features = Features(
             WARP,
             warp_groups=candidate.capability[0] == 9,
+            clusters=candidate.capability >= CLUSTERS,
             shared_bytes=SHARED_BYTES,
             most_shared_bytes=attribute(candidate.handle, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
             compute_units=units,
@@ -153,6 +156,9 @@ class CudaHost:
             limit = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             set_ = cuda.cuFuncSetAttribute(function, limit, kernel.shared_bytes)
             checked(set_, f"shared memory of the kernel {kernel.name}")
+        if dict(kernel.defines).get("CLUSTER", 0) > PORTABLE_CLUSTER:
+            allowed = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            checked(cuda.cuFuncSetAttribute(function, allowed, 1), f"clusters of {kernel.name}")
         key = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
         # Each kernel states its threads as launch bounds.
         threads = checked(cuda.cuFuncGetAttribute(key, function), "cuFuncGetAttribute")

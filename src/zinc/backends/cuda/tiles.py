@@ -32,9 +32,10 @@ LANE_UNITS = 2  # units of a row that a lane reads; longer rows are split among 
 # GEMV of several rows. Registers limit the warps of a compute unit. Small blocks end at different
 # times, so that others start earlier.
 WARPS_OF_BATCH, SMALL_WARPS = 16, 4  # of a compute unit; of a block
-# Blocks that normalise x are large and few, and multiply several tiles, so that x is normalised
-# seldom. A gated product leaves room for blocks of the next kernel.
-NORM_WARPS, NORM_BLOCKS = 16, 2  # of a block; of a compute unit
+LONG_ROW = 8  # units of a row for each lane of a warp, from which two warps share it
+# Blocks that normalise x are large and few, so that x is normalised seldom. The blocks of a compute
+# unit share all tiles.
+MANY_WARPS = 16  # of a block
 BLOCK_ROWS = 32  # rows of weights that make a block of 8-bit numbers
 HUGE_ROWS = 1 << 15  # weight rows that keep the device busy for many waves of blocks
 
@@ -83,8 +84,7 @@ def gemv(features: Features, key: TileKey) -> CudaGemvTile:
 def _gemv(features: Features, key: TileKey) -> CudaGemvTile:
     batch = key.rounded.n_x
     if key.normalises:
-        tile = _norm_tile(features, key) or _row_tile(features, key)
-        return replace(tile, blocks=NORM_BLOCKS // key.weights)
+        return _norm_tile(features, key) or replace(_row_tile(features, key), blocks=2)
     if batch == 1:
         return _row_tile(features, key)
     if key.stores_blocks:
@@ -113,13 +113,18 @@ def _batch_tile(features: Features, key: TileKey, batch: int) -> CudaGemvTile:
 
 def _norm_tile(features: Features, key: TileKey) -> CudaGemvTile | None:
     """Return the tile of blocks that normalise x, None if the product does not fill the device."""
-    fill = NORM_WARPS * features.compute_units  # weight rows
-    if key.rows < fill // 2:
-        return None
-    rows = 2 if key.rows >= 2 * fill or key.stores_blocks else 1
-    deep = 2 if key.weights == 2 or rows == 1 else 1
-    deep = min(deep, max(1, units(key) // features.subgroup))
-    return CudaGemvTile(NORM_WARPS, 1, rows, 1, deep)
+    fill = MANY_WARPS * features.compute_units  # weight rows
+    longest = max(1, units(key) // features.subgroup)  # splits that leave each lane a unit
+    if key.weights == 2:
+        return CudaGemvTile(2 * MANY_WARPS, 1, 1, 1, blocks=1) if key.rows >= fill // 2 else None
+    if key.rows <= 2 * fill:  # each block has one tile, of 16 or 32 rows
+        split = min(4 if key.rows <= fill else 2, 1 << (longest.bit_length() - 1))
+        return CudaGemvTile(MANY_WARPS, split, split if key.rows <= fill else 2 * split, 1)
+    if key.rows >= HUGE_ROWS or longest == 1:
+        return CudaGemvTile(MANY_WARPS, 1, 2, 1, blocks=2)
+    if longest < 4:
+        return CudaGemvTile(MANY_WARPS, 2, 2, 1, blocks=2)
+    return CudaGemvTile(2 * MANY_WARPS, 1, 2, 1, blocks=1)
 
 
 def _row_tile(features: Features, key: TileKey) -> CudaGemvTile:
@@ -127,6 +132,11 @@ def _row_tile(features: Features, key: TileKey) -> CudaGemvTile:
     weights, n_units = key.weights, units(key)
     warps = WARPS_PER_UNIT * features.compute_units
     longest = max(1, n_units // features.subgroup)  # splits that leave each lane a unit
+    if weights == 1 and longest >= LONG_ROW and key.rows >= warps:
+        return CudaGemvTile(MANY_WARPS, 2, 2, 1)
+    fill = BLOCK_ROWS * features.compute_units  # a block of 32 rows for each compute unit
+    if weights == 1 and longest >= 4 and fill // 2 < key.rows <= fill:
+        return CudaGemvTile(MANY_WARPS, 2, ROWS, 1, deep=2)
     rows = ROWS if not key.stores_blocks else ROWS // weights
     split = 1
     while 2 * split <= min(longest, MAX_SPLIT) and (

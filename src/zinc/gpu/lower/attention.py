@@ -122,21 +122,20 @@ def prepares_heads(node: Node) -> bool:
 @lowers("rope_attention")
 def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     """Lower the op `rope_attention`."""
-    return prepared(launch, at, bucket, splits_few=False)
+    state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
+    return prepared(launch, at, bucket, few_cut(state, n_heads, at, bucket))
 
 
-def prepared(launch: Launch, at: Addresses, bucket: Bucket, splits_few: bool) -> list[Dispatch]:
+def prepared(launch: Launch, at: Addresses, bucket: Bucket, cut: Cut) -> list[Dispatch]:
     """Return the dispatches of attention whose workgroups prepare the heads that they need.
 
-    They do so while their first keys are loaded, which saves a level of dispatches. splits_few: few
-    keys are split like many.
+    They do so while their first keys are loaded, which saves a level of dispatches.
     """
     q, k, v = (launch.input(name) for name in ("q", "k", "v"))
     state, (y,) = operand(launch, "cache", KVState), launch.outputs
     _check(state, at.kv(state))
     attrs = launch.attributes
     n_heads = int(attrs["n_heads"])
-    cut = _few_cut(state, n_heads, at, bucket, splits_few)
     if cut.splits == 1:  # many heads fill a small device without splits, but the kernel has them
         cut = replace(cut, splits=2)
     kernel = _few_kernel(
@@ -203,7 +202,7 @@ def attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dis
 def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
     q, state, (y,) = rows(launch, "q"), operand(launch, "cache", KVState), launch.outputs
     n_heads = int(launch.attributes["n_heads"])
-    cut = _few_cut(state, n_heads, at, bucket)
+    cut = few_cut(state, n_heads, at, bucket)
     splits = cut.splits
     kernel = _few_kernel(launch, at, cut, in_vectors(at, q), ("PREPARES", 0), *alibi(launch))
     row_bytes = partial_bytes(state, n_heads)
@@ -242,7 +241,7 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispa
 
 
 def _few_kernel(
-    launch: Launch, at: Addresses, cut: _Cut, vectors: int, *defines: tuple[str, int]
+    launch: Launch, at: Addresses, cut: Cut, vectors: int, *defines: tuple[str, int]
 ) -> KernelVariant:
     state, (y,) = operand(launch, "cache", KVState), launch.outputs
     return KernelVariant(
@@ -293,7 +292,7 @@ def merge(
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class Cut:
     """Division of attention for few tokens: `each` heads a workgroup, keys in `splits` splits."""
 
     kernel: str
@@ -302,15 +301,16 @@ class _Cut:
     defines: tuple[tuple[str, int], ...]
 
 
-def _few_cut(
+def few_cut(
     state: KVState, n_heads: int, at: Addresses, bucket: Bucket, splits_few: bool = False
-) -> _Cut:
+) -> Cut:
+    """Return how to divide attention of few tokens. splits_few: few keys are split like many."""
     vectors = _vectors(state, n_heads, at, bucket, splits_few)
     fewest = MATRIX_HEADS if at.features.narrow_matrix else vectors.each + 1
     return _matrices(state, n_heads, at, bucket, fewest) or vectors
 
 
-def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket, splits_few: bool) -> _Cut:
+def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket, splits_few: bool) -> Cut:
     repeats, features = n_heads // state.n_heads, at.features
     lanes = min(features.subgroup, power_of_two(ceil_div(state.head_dim, 8)))
     chunks = ceil_div(state.head_dim, 8 * lanes)
@@ -322,10 +322,10 @@ def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket, splits
     waves = max(1, min(WAVES, MAX_SUMS // sums))
     if at.features.batch_invariant:
         fitting = INVARIANT_BYTES // (INVARIANT_TOKENS * partial_bytes(state, n_heads))
-        wanted = _wanted_splits(at, state.n_heads * parts, GROUPS_A_UNIT)
+        wanted = wanted_splits(at, state.n_heads * parts, GROUPS_A_UNIT)
         splits = max(1, min(wanted, fitting, INVARIANT_SPLITS))
     else:
-        wanted = _wanted_splits(at, state.n_heads * parts * bucket.tokens, GROUPS_A_UNIT)
+        wanted = wanted_splits(at, state.n_heads * parts * bucket.tokens, GROUPS_A_UNIT)
         splits = max(1, min(wanted, keys // MIN_KEYS, MAX_SPLITS))
         if keys <= SHALLOW_KEYS and splits > 1 and not splits_few:
             taken = SHALLOW_WAVES * 8 * each
@@ -336,12 +336,12 @@ def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket, splits
     wide = chunks > 1 or features.has_fewest_registers
     at_once = 1 if features.has_few_registers and wide else AT_ONCE
     defines = (("AT_ONCE", at_once), ("LANES", lanes), ("WAVES", waves))
-    return _Cut("attention", each, splits, defines)
+    return Cut("attention", each, splits, defines)
 
 
 def _matrices(
     state: KVState, n_heads: int, at: Addresses, bucket: Bucket, fewest: int
-) -> _Cut | None:
+) -> Cut | None:
     """Return how to divide attention with matrices.
 
     Returns None if a KV head has less than `fewest` heads, or if the device or the heads do not
@@ -370,11 +370,11 @@ def _matrices(
         or visible_keys(state, bucket) <= SHALLOW_KEYS
     ):
         return None
-    wanted = _wanted_splits(at, state.n_heads * parts * bucket.tokens, MATRIX_GROUPS_A_UNIT)
+    wanted = wanted_splits(at, state.n_heads * parts * bucket.tokens, MATRIX_GROUPS_A_UNIT)
     splits = max(1, min(wanted, visible_keys(state, bucket) // (TILE_KEYS * waves), MAX_SPLITS))
     lanes = min(features.subgroup // power_of_two(each), TILE_KEYS // 2)
     defines = (("COLUMNS", columns), ("LANES", lanes), ("WAVES", waves))
-    return _Cut("attention_few_matrices", each, splits, defines)
+    return Cut("attention_few_matrices", each, splits, defines)
 
 
 def partial_bytes(state: KVState, n_heads: int) -> int:
@@ -386,7 +386,7 @@ def visible_keys(state: KVState, bucket: Bucket) -> int:
     return min(bucket.keys, state.window) if state.window else bucket.keys
 
 
-def _wanted_splits(at: Addresses, groups: int, each_unit: int) -> int:
+def wanted_splits(at: Addresses, groups: int, each_unit: int) -> int:
     """Return the splits with which `groups` workgroups a split fill the device once."""
     units = max(MIN_UNITS, at.features.compute_units)
     return max(1, each_unit * units // groups)

@@ -6,7 +6,8 @@
 //   PREPARES  heads of q, k and v come as the projections made them. Each workgroup normalises and
 //             rotates the heads that it needs, and the workgroups of the last split store key and
 //             value in the cache. No other workgroup of this step reads them there. The last
-//             workgroup to end merges the splits of its heads (merge_splits.cuh).
+//             workgroup to end merges the splits of its heads (merge_splits.cuh), or a cluster of
+//             workgroups does (merge_cluster.cuh).
 
 #include "arguments.h"
 
@@ -118,29 +119,34 @@ struct KeySplit
         end = min(begin + (each + (index < longer ? 1 : 0)) * keys, end);
     }
 
-    /// Stores four columns of the sums of head r. With Q8 the eight lanes of a block call it
-    /// together.
+    /// Stores four columns of the sums of head r over the split. With Q8 the eight lanes of a block
+    /// of columns call it together.
     MEMBER void store(ARGS, uint r, uint col, float4 y, OnlineSoftmax all)
     {
         if (r >= n_heads) return;
-        uint head = first_head + r, n_q = args.n_heads;
-        if (PREPARES || args.splits > 1)
-        {
-            float4* to = (float4*)args.partial
-                + ((token * n_q + head) * args.splits + index) * (HEAD_DIM_V / 4 + 1);
-            storeAligned<16>(to + col / 4, y);
-            if (col == 0) storeAligned<16>(to + HEAD_DIM_V / 4, float4(all.maximum, all.sum, 0, 0));
-            return;
-        }
-#if !PREPARES
+        if (!PREPARES && args.splits == 1) return storeMerged(args, r, col, y, all);
+        float4* to = (float4*)args.partial
+            + ((token * args.n_heads + first_head + r) * args.splits + index) * (HEAD_DIM_V / 4 + 1);
+        storeAligned<16>(to + col / 4, y);
+        if (col == 0) storeAligned<16>(to + HEAD_DIM_V / 4, float4(all.maximum, all.sum, 0, 0));
+    }
+
+    /// Stores four columns of the output of head r, given its sums over all splits, as `store`.
+    MEMBER void storeMerged(ARGS, uint r, uint col, float4 y, OnlineSoftmax all)
+    {
+        if (r >= n_heads) return;
+        const uint head = first_head + r;
         if (args.sinks != nullptr)
         {
             OnlineSoftmax sink = { args.sinks[head] * LOG2_E, 1.0f };
             y *= mergeInto(all, sink).x;
         }
-        storeOutput(rowAt(args.out, token, args.out_stride), n_q * HEAD_DIM_V,
-                 head * HEAD_DIM_V + col, y / all.sum);
+#if PREPARES
+        uint8_t* row = args.out;
+#else
+        uint8_t* row = rowAt(args.out, token, args.out_stride);
 #endif
+        storeOutput(row, args.n_heads * HEAD_DIM_V, head * HEAD_DIM_V + col, y / all.sum);
     }
 };
 

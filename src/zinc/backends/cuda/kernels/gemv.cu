@@ -1,9 +1,10 @@
 // GEMV of BATCH rows of x with up to four matrices of one format and width (linear, linear_glu). A
 // tile has TILE rows of one matrix, ROWS of them for each warp, and KSPLIT warps split the columns
-// of a row. A block multiplies every gridDim.x-th tile. A lane keeps DEEP units of each of its rows
-// in flight. Those of the first tile are loaded before the kernel waits for x, those of a later
-// tile before the sums of the tile before it are added up.
+// of a row. A block multiplies every gridDim.x-th tile. It stores all of them at its end, so that
+// its warps do not wait for each other before. A lane keeps DEEP units of each of its rows in
+// flight, across tiles too. It loads the first ones before the kernel waits for x.
 //   BATCH       rows of x, the last of which the step may lack
+//   TILES       most tiles of a block
 //   PARTS       matrices with their own output
 //   PRODUCT     LINEAR, or GLU: each row is multiplied with the same row of two matrices
 //   ACTIVATION  the ActivationFn of GLU
@@ -31,7 +32,7 @@ using Arguments = GemvArguments;
 #define STRIDE (KSPLIT * SUBGROUP)
 #define LANE_UNITS ((UNITS + STRIDE - 1) / STRIDE) // of a row for one lane
 
-SHARED float partial[BATCH][MATRICES][KSPLIT][TILE];
+SHARED float partial[TILES][BATCH][MATRICES][KSPLIT][TILE];
 
 #if NORM
 #include "norm_row.cuh" // takes THREADS
@@ -108,28 +109,26 @@ DEVICE const GemvPart& partOf(ARGS, uint tile)
     return (&args.first)[i];
 }
 
-/// The rows of a tile that a warp multiplies. The tile starts with row `first` of its part.
+/// The rows of a tile that a warp multiplies, from row `slot` of the tile on.
 struct Tile
 {
-    const GemvPart* part;
-    uint first;
     Matrix w[MATRICES];
     WarpRows rows;
 
-    MEMBER Tile(ARGS, uint tile, uint slot) : part(&partOf(args, tile))
+    MEMBER Tile(ARGS, uint tile, uint slot)
     {
-        first = (tile - part->first_tile) * TILE;
-        w[0] = part->w;
-        if (MATRICES > 1) w[MATRICES - 1] = shifted(part->w, part->up);
-        rows = findRows(first + slot, part->rows);
+        const GemvPart& part = partOf(args, tile);
+        w[0] = part.w;
+        if (MATRICES > 1) w[MATRICES - 1] = shifted(part.w, part.up);
+        rows = findRows((tile - part.first_tile) * TILE + slot, part.rows);
     }
 };
 
-/// The sum over all splits for row b of x, matrix m and row t of the tile.
-DEVICE float total(uint b, uint m, uint t)
+/// The sum over all splits for row t of the block's tile i, row b of x and matrix m.
+DEVICE float total(uint i, uint t, uint b, uint m)
 {
-    float sum = partial[b][m][0][t];
-    UNROLL for (uint k = 1; k < KSPLIT; k++) sum += partial[b][m][k][t];
+    float sum = partial[i][b][m][0][t];
+    UNROLL for (uint k = 1; k < KSPLIT; k++) sum += partial[i][b][m][k][t];
     return sum;
 }
 
@@ -144,41 +143,62 @@ DEVICE float gated(ARGS, const GemvPart& part, uint row, uint b, float gate, flo
 /// What is added to the product of `row` with row b of x: bias and residual.
 DEVICE float addend(const GemvPart& part, uint row, uint b)
 {
-    float sum = 0;
-    if (row >= part.rows) return sum;
-    if (part.bias != nullptr) sum += part.bias[row];
+    float sum = part.bias == nullptr ? 0.0f : part.bias[row];
     if (part.residual != nullptr)
         sum += ((float*)rowAt(part.residual, b, part.residual_stride))[row];
     return sum;
 }
 
-/// Stores the tile of rows from `first` on for `n_x` rows of x. `added` is the addend of row
-/// `first` + `thread` and the first row of x.
-DEVICE void storeTile(ARGS, const GemvPart& part, uint first, uint n_x, float added, uint thread)
+/// Output number `index` of a block: row t of the block's tile i, which is row `row` of its part,
+/// for row b of x.
+struct Output
 {
-#if OUT_Q8
-    for (uint i = thread; i < BATCH * TILE / 4; i += THREADS)
+    uint i, t, b, row;
+    const GemvPart* part;
+
+    MEMBER Output(ARGS, uint index)
     {
-        const uint b = i / (TILE / 4), t = 4 * (i % (TILE / 4));
-        if (b >= n_x || first + t >= part.rows) continue;
-        float4 v;
-        UNROLL for (uint j = 0; j < 4; j++)
-            v[j] = gated(
-                args, part, first + t + j, b, total(b, 0, t + j), total(b, MATRICES - 1, t + j));
-        storeQ8(rowAt(part.y, b, part.y_stride), part.rows, first + t, v);
+        i = index / (BATCH * TILE);
+        t = index % TILE;
+        b = index / TILE % BATCH;
+        const uint tile = blockIdx.x + i * gridDim.x;
+        part = &partOf(args, tile);
+        row = (tile - part->first_tile) * TILE + t;
     }
-#else
-    static_assert(TILE <= THREADS);
-    for (uint i = thread; i < BATCH * TILE; i += THREADS)
+
+    MEMBER bool exists(uint n_x) const { return b < n_x && row < part->rows; }
+    MEMBER uint8_t* y() const { return rowAt(part->y, b, part->y_stride); }
+};
+
+/// Stores the outputs of the block's `n_tiles` tiles for `n_x` rows of x. `added` is the addend of
+/// output number `thread`.
+DEVICE void storeTiles(ARGS, uint n_tiles, uint n_x, float added, uint thread)
+{
+    const uint outputs = n_tiles * BATCH * TILE;
+    for (uint index = thread; index < outputs; index += THREADS)
     {
-        const uint b = i / TILE, t = i % TILE, row = first + t;
-        if (b >= n_x || row >= part.rows) continue;
-        float* y = (float*)rowAt(part.y, b, part.y_stride);
+        const Output out(args, index);
+        if (!out.exists(n_x)) continue;
+        float y = total(out.i, out.t, out.b, 0);
 #if PRODUCT == GLU
-        y[row] = gated(args, part, row, b, total(b, 0, t), total(b, 1, t));
+        y = gated(args, *out.part, out.row, out.b, y, total(out.i, out.t, out.b, 1));
 #else
-        y[row] = total(b, 0, t) + (b > 0 ? addend(part, row, b) : added);
+        y += index == thread ? added : addend(*out.part, out.row, out.b);
 #endif
+#if OUT_Q8
+        partial[out.i][out.b][0][0][out.t] = y;
+#else
+        ((float*)out.y())[out.row] = y;
+#endif
+    }
+#if OUT_Q8
+    __syncthreads();
+    for (uint index = 4 * thread; index < outputs; index += 4 * THREADS)
+    {
+        const Output out(args, index);
+        if (!out.exists(n_x)) continue;
+        const float* y = &partial[out.i][out.b][0][0][out.t];
+        storeQ8(out.y(), out.part->rows, out.row, float4(y[0], y[1], y[2], y[3]));
     }
 #endif
 }
@@ -188,6 +208,7 @@ EARLY_KERNEL(gemv, Arguments)
     const uint thread = threadIdx.x, wave = thread / SUBGROUP, lane = thread % SUBGROUP;
     const uint split = wave % KSPLIT, slot = wave / KSPLIT * ROWS, unit = split * SUBGROUP + lane;
     const uint n_x = BATCH == 1 ? 1 : rowsOf(args.step, args.dim);
+    const uint n_tiles = (args.tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
     loadFormatTables(args.first.w, thread, THREADS);
     Tile tile(args, blockIdx.x, slot);
     Column columns[DEEP];
@@ -203,39 +224,36 @@ EARLY_KERNEL(gemv, Arguments)
     uint8_t* x[BATCH];
     UNROLL for (uint b = 0; b < BATCH; b++) x[b] = rowAt(args.x, min(b, n_x - 1), args.x_stride);
 #endif
-    _Pragma("unroll 1") for (uint next = blockIdx.x + gridDim.x;; next += gridDim.x)
+    float added = 0;
+    if (PRODUCT == LINEAR && thread < n_tiles * BATCH * TILE)
     {
-        const GemvPart& part = *tile.part;
-        const uint first = tile.first;
-        const float added
-            = PRODUCT == GLU || thread >= TILE ? 0.0f : addend(part, first + thread, 0);
+        const Output own(args, thread);
+        if (own.exists(n_x)) added = addend(*own.part, own.row, own.b);
+    }
+    _Pragma("unroll 1") for (uint i = 0; i < n_tiles; i++)
+    {
+        const bool is_last = i + 1 == n_tiles;
         float sums[SUMS];
-        UNROLL for (uint i = 0; i < SUMS; i++) sums[i] = 0;
-        _Pragma("unroll 1") for (uint i = 0; i < LANE_UNITS; i += DEEP)
+        UNROLL for (uint s = 0; s < SUMS; s++) sums[s] = 0;
+        _Pragma("unroll 1") for (uint at = 0; at < LANE_UNITS; at += DEEP)
+        {
+            const bool ends = at + DEEP >= LANE_UNITS; // the next loads are those of the next tile
+            if (ends && !is_last) tile = Tile(args, blockIdx.x + (i + 1) * gridDim.x, slot);
             UNROLL for (uint d = 0; d < DEEP; d++)
             {
-                const uint u = unit + (i + d) * STRIDE;
+                const uint u = unit + (at + d) * STRIDE;
                 columns[d].addTo(sums, x, u);
-                if (i + d + DEEP < LANE_UNITS)
-                    columns[d].load(tile.w, tile.rows, u + DEEP * STRIDE);
+                if (ends ? !is_last : at + d + DEEP < LANE_UNITS)
+                    columns[d].load(tile.w, tile.rows, ends ? unit + d * STRIDE : u + DEEP * STRIDE);
             }
-        const bool is_last = next >= args.tiles;
-        if (!is_last)
-        {
-            tile = Tile(args, next, slot);
-            UNROLL for (uint d = 0; d < DEEP; d++)
-                columns[d].load(tile.w, tile.rows, unit + d * STRIDE);
         }
-
         ReducedSums<SUMS> reduced = reduceSums<SUMS>(sums, lane);
         UNROLL for (uint k = 0; k < reduced.COUNT; k++)
         {
-            const uint sum = reduced.first + k, m = sum / ROWS % MATRICES, row = slot + sum % ROWS;
-            if (reduced.is_owner) partial[sum / (MATRICES * ROWS)][m][split][row] = reduced.sums[k];
+            const uint s = reduced.first + k, m = s / ROWS % MATRICES, row = slot + s % ROWS;
+            if (reduced.is_owner) partial[i][s / (MATRICES * ROWS)][m][split][row] = reduced.sums[k];
         }
-        __syncthreads();
-        storeTile(args, part, first, n_x, added, thread);
-        if (is_last) return;
-        __syncthreads(); // before the next sums replace these
     }
+    __syncthreads();
+    storeTiles(args, n_tiles, n_x, added, thread);
 }

@@ -6,6 +6,7 @@
 #define MAX_SPLITS 128
 #define LANE_SPLITS (MAX_SPLITS / SUBGROUP)
 #define COLUMN_FOURS (HEAD_DIM_V / 4)
+#define AHEAD 16 // splits
 
 SHARED float splitWeights[EACH][MAX_SPLITS];
 
@@ -42,23 +43,38 @@ DEVICE void findSplitWeights(ARGS, const KeySplit& split, uint r, uint lane)
         splitWeights[r][i * SUBGROUP + lane] = exp2(maximums[i] - maximum) / sum;
 }
 
+/// The sums of a split for float4 i of the block's heads.
+DEVICE float4 partialSum(ARGS, const KeySplit& split, uint i, uint s)
+{
+    float4* from = partialsOf(args, split, i / COLUMN_FOURS) + i % COLUMN_FOURS;
+    return loadAligned<16>(from + s * (COLUMN_FOURS + 1));
+}
+
 /// Merges the splits of the block's heads if this block is the last of them to end.
 DEVICE void mergeSplits(ARGS, const KeySplit& split, uint group, uint thread)
 {
     if (!arrivesLast(args.arrived + group, args.splits, thread)) return;
+    const uint fours = EACH * COLUMN_FOURS;
+    float4 ahead[AHEAD]; // of the first float4 of the thread, loaded while the weights are found
+    UNROLL for (uint s = 0; s < AHEAD; s++)
+        ahead[s] = partialSum(args, split, min(thread, fours - 1), min(s, args.splits - 1));
     for (uint r = thread / SUBGROUP; r < EACH; r += WAVES)
         findSplitWeights(args, split, r, thread % SUBGROUP);
     __syncthreads();
-    for (uint i = thread; i < EACH * COLUMN_FOURS; i += THREADS)
+    for (uint i = thread; i < fours; i += THREADS)
     {
-        uint r = i / COLUMN_FOURS, four = i % COLUMN_FOURS;
-        float4* from = partialsOf(args, split, r) + four;
+        const uint r = i / COLUMN_FOURS;
         float4 y = 0;
-        _Pragma("unroll 8") for (uint s = 0; s < args.splits; s++)
-            y += splitWeights[r][s] * loadAligned<16>(from + s * (COLUMN_FOURS + 1));
+        UNROLL for (uint s = 0; s < AHEAD; s++)
+        {
+            if (s >= args.splits) break;
+            y += splitWeights[r][s] * (i == thread ? ahead[s] : partialSum(args, split, i, s));
+        }
+        _Pragma("unroll 8") for (uint s = AHEAD; s < args.splits; s++)
+            y += splitWeights[r][s] * partialSum(args, split, i, s);
         // The lanes of a block of columns have the same head.
         if (r < split.n_heads)
             storeOutput(args.out, args.n_heads * HEAD_DIM_V,
-                (split.first_head + r) * HEAD_DIM_V + 4 * four, y);
+                (split.first_head + r) * HEAD_DIM_V + 4 * (i % COLUMN_FOURS), y);
     }
 }

@@ -30,6 +30,13 @@
 #define LAUNCH_BOUNDS __launch_bounds__(THREADS)
 #endif
 
+// Blocks that form clusters (cluster.cuh).
+#ifdef CLUSTER
+#define CLUSTER_BOUNDS __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTER_BOUNDS
+#endif
+
 // Kernels start early (programmatic dependent launch, sm_90 and newer): while the kernels that they
 // wait for still run. Every thread calls waitForInputs once, before it reads or writes memory that
 // another kernel of the step writes or reads. As a kernel ends after the kernels that it waits for,
@@ -59,7 +66,7 @@ DEVICE void waitForInputs()
 
 #define EARLY_KERNEL(name, Arguments)                                                              \
     DEVICE void name##Body(const Arguments& args);                                                 \
-    extern "C" __global__ void LAUNCH_BOUNDS                                                       \
+    extern "C" __global__ void LAUNCH_BOUNDS CLUSTER_BOUNDS                                        \
         zinc_##name(const __grid_constant__ Arguments args)                                        \
     {                                                                                              \
         startDependents();                                                                         \

@@ -44,15 +44,30 @@ DEVICE uint2 candidate(ARGS, uint8_t* row, uint i)
 #endif
 }
 
+/// The largest key of a warp's lanes.
+DEVICE uint2 largestOfWarp(uint2 key)
+{
+    UNROLL for (uint m = SUBGROUP / 2; m > 0; m /= 2)
+    {
+        const uint2 other = uint2(shuffleXor(key.x, m), shuffleXor(key.y, m));
+        if (isLess(key, other)) key = other;
+    }
+    return key;
+}
+
 /// Moves the largest key to keys[0].
 DEVICE void findLargest(uint thread)
 {
-    for (uint n = CHUNK / 2; n > 0; n /= 2)
-    {
-        for (uint i = thread; i < n; i += THREADS)
-            if (isLess(keys[i], keys[i + n])) keys[i] = keys[i + n];
-        __syncthreads();
-    }
+    uint2 key = thread < CHUNK ? keys[thread] : uint2(0);
+    UNROLL for (uint i = THREADS; i < CHUNK; i += THREADS)
+        if (isLess(key, keys[i + thread])) key = keys[i + thread];
+    key = largestOfWarp(key);
+    __syncthreads(); // all keys have been read
+    if (thread % SUBGROUP == 0) keys[thread / SUBGROUP] = key;
+    __syncthreads();
+    if (thread >= SUBGROUP) return;
+    key = largestOfWarp(thread < THREADS / SUBGROUP ? keys[thread] : uint2(0));
+    if (thread == 0) keys[0] = key;
 }
 
 /// Sorts the keys in descending order with a bitonic sort.

@@ -260,8 +260,10 @@ def _dispatch(
     formats = dict(format_defines(at, w, x, w.cols))
     if norm is not None:
         formats |= {"ROWS_Q8": 1, "VECTORS": in_vectors(at, x)}
+    blocks = tile.grid(at.features, n_tiles)
     defines = (
         *formats.items(),
+        ("TILES", ceil_div(n_tiles, blocks)),
         ("NORM", int(norm is not None)),
         ("PARTS", len(parts)),
         ("PRODUCT", kind),
@@ -271,5 +273,4 @@ def _dispatch(
         *tile.defines,
         *([("MIN_BLOCKS", tiles.WARPS_OF_BATCH // tile.waves)] if tile.batch > 1 else []),
     )
-    groups = (tile.grid(at.features, n_tiles), 1, 1)
-    return Dispatch(KernelVariant("gemv", defines), arguments, groups)
+    return Dispatch(KernelVariant("gemv", defines), arguments, (blocks, 1, 1))

@@ -1,4 +1,7 @@
-"""Lowering of rope_attention as one dispatch, whose last block merges the splits of the keys."""
+"""Lowering of rope_attention as one dispatch, whose blocks merge the splits of the keys.
+
+The last block of a head to end merges them, or a cluster of blocks does.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,25 @@ from zinc.gpu.arguments.structs import (
     RopeAttentionArguments,
 )
 from zinc.gpu.bucket import Bucket
-from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.lower import attention
-from zinc.gpu.lower.operands import operand
+from zinc.gpu.lower.attention import Cut
+from zinc.gpu.lower.operands import ceil_div, operand
 from zinc.ops.graph import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import KVState
 
+# Tensor cores: a warp multiplies as many keys at once as fit its registers.
+MAX_HEADS, MAX_SUMS = 8, 1024  # of a block
+KEYS, WIDE_KEYS, MAX_NARROW_DIM, MAX_DIM = 16, 8, 128, 256
+WARPS = 8
+GROUPS_A_UNIT = 1  # blocks for each compute unit
+# Up to CLUSTER_KEYS keys the splits of a head are a cluster of blocks, which merges them in shared
+# memory. Clusters fill half of the device, and the next kernel loads its weights on the other half.
+CLUSTERS = (16, 8)  # blocks
+CLUSTER_KEYS = 4096
+
+# Vectors, for other heads.
 AT_ONCE = 4  # keys that a lane loads ahead
 # Blocks of splits of so few keys have more warps, so that no warp waits for keys twice.
 SHORT_SPLIT, SHORT_WAVES, MAX_SUM_BYTES = 128, 8, 32 << 10
@@ -33,25 +48,49 @@ def rope_attention_steps(node: Node) -> StepCondition | None:
 
 @lowers("rope_attention")
 def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    split, merge = attention.prepared(launch, at, bucket, splits_few=True)
+    state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
+    cut = matrix_cut(state, n_heads, at, bucket) or _vector_cut(state, n_heads, at, bucket)
+    split, merge = attention.prepared(launch, at, bucket, cut)
     given, merged = split.arguments, merge.arguments
     assert isinstance(given, RopeAttentionArguments)
     assert isinstance(merged, AttentionMergeArguments)
-    n_splits, groups_of_heads, _ = split.groups
     arguments = DecodeAttentionArguments(
         **{field.name: getattr(given, field.name) for field in fields(given)},
         sinks=merged.sinks,
         out=merged.out,
-        arrived=at.counters.take(groups_of_heads),
+        arrived=at.counters.take(split.groups[1]),
     )
-    keys = attention.visible_keys(operand(launch, "cache", KVState), bucket) // n_splits
-    return [Dispatch(_with_loads(split.kernel, keys), arguments, split.groups)]
+    return [Dispatch(split.kernel, arguments, split.groups)]
 
 
-def _with_loads(kernel: KernelVariant, keys: int) -> KernelVariant:
-    """Return the kernel with the loads in flight that suit splits of `keys` keys."""
-    defines = dict(kernel.defines) | {"AT_ONCE": AT_ONCE}
-    sum_bytes = 4 * SHORT_WAVES * defines["EACH"] * defines["HEAD_DIM_V"]
-    if keys <= SHORT_SPLIT and sum_bytes <= MAX_SUM_BYTES:
+def matrix_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> Cut | None:
+    """Return how to divide attention on tensor cores, None if the heads do not suit it."""
+    wide, features = max(state.head_dim, state.head_dim_v), at.features
+    suits = state.head_dim % 32 == state.head_dim_v % 64 == 0 and wide <= MAX_DIM
+    if not suits or state.v_from_k or features.batch_invariant:
+        return None
+    repeats, visible = n_heads // state.n_heads, attention.visible_keys(state, bucket)
+    keys = KEYS if wide <= MAX_NARROW_DIM else WIDE_KEYS
+    defines: tuple[tuple[str, int], ...] = (("KEYS", keys), ("WAVES", WARPS))
+    is_cluster = features.clusters and visible <= CLUSTER_KEYS
+    parts = ceil_div(repeats, min(MAX_HEADS, MAX_SUMS // state.head_dim_v))
+    groups = state.n_heads * parts
+    if is_cluster:
+        fitting = (n for n in CLUSTERS if 2 * n * groups <= features.compute_units)
+        splits = next(fitting, CLUSTERS[-1])
+        defines = (*defines, ("CLUSTER", splits))
+    else:
+        wanted = attention.wanted_splits(at, groups, GROUPS_A_UNIT)
+        splits = max(2, min(wanted, visible // (WARPS * keys), attention.MAX_SPLITS))
+    return Cut("attention_decode", ceil_div(repeats, parts), splits, defines)
+
+
+def _vector_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> Cut:
+    """Return how to divide attention on vectors, with the loads in flight that suit its splits."""
+    cut = attention.few_cut(state, n_heads, at, bucket, splits_few=True)
+    defines = dict(cut.defines) | {"AT_ONCE": AT_ONCE}
+    sum_bytes = 4 * SHORT_WAVES * cut.each * state.head_dim_v
+    split_keys = attention.visible_keys(state, bucket) // max(2, cut.splits)
+    if split_keys <= SHORT_SPLIT and sum_bytes <= MAX_SUM_BYTES:
         defines["WAVES"] = SHORT_WAVES
-    return replace(kernel, defines=tuple(defines.items()))
+    return replace(cut, defines=tuple(defines.items()))
