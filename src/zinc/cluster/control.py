@@ -57,13 +57,12 @@ def connect(address: str) -> str:
         )
     except (OSError, ValueError, RuntimeError) as error:
         why = "no Ray is running on this machine"
+        hint = "start one with `ray start --head`, or name the address of its head with {address}"
         if address != "auto":
             why = str(error).partition("\n")[0]
-        raise RequestError(
-            f"cannot connect to Ray at {address}",
-            why,
-            "start one with `ray start --head`, or name the address of its head with {address}",
-        ) from None
+            # Ray looks for a token by itself only where it finds its address by itself.
+            hint += "; if it has token authentication, set RAY_AUTH_MODE=token"
+        raise RequestError(f"cannot connect to Ray at {address}", why, hint) from None
     # Serve logs each deployment step; the commands print what users need.
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     url = context.dashboard_url
