@@ -18,6 +18,7 @@ from zinc.cluster.prompt_blocks import split
 from zinc.cluster.simulation import replica as replicas
 from zinc.cluster.simulation.events import SimulatedCluster, simulate
 from zinc.cluster.simulation.rates import StepTimes, step_times
+from zinc.cluster.simulation.result import Result
 from zinc.cluster.simulation.workload import Traffic, generate, read_trace, requests
 from zinc.core.errors import RequestError
 
@@ -285,3 +286,44 @@ def test_wrong_usage_is_one_line(capsys, tmp_path, monkeypatch, words, status, t
     error = capsys.readouterr().err
     assert text in error
     assert error.count("\n") == 1
+
+
+# -- a cluster that ran ---------------------------------------------------------------------------
+
+RAN = json.loads(
+    (Path(__file__).parents[2] / "benchmarks/results/cluster-simulation.json").read_text()
+)
+
+
+def as_it_ran(found: dict[str, Any], replicas: int, clients: int) -> Result:
+    """Return the result of simulating a run of `benchmarks/simulation.py`."""
+    lines = generate(Traffic(**RAN["traffic"]))
+    known = [
+        {**line, "prompt_tokens": n} for line, n in zip(lines, found["prompt_tokens"], strict=True)
+    ]
+    cluster = SimulatedCluster(
+        replicas, found["router"], step_times(RAN["bench"]), found["kv_tokens"],
+        found["overhead_s"], clients,
+    )  # fmt: skip
+    return simulate(cluster, requests(known))
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_three_replicas_that_ran_are_predicted_within_20_percent(index):
+    found = RAN["runs"][index]
+    was = found["measured"]
+    predicted = as_it_ran(found, RAN["replicas"], found["clients"]).summary()
+    assert predicted["hit_rate"] == pytest.approx(was["hit_rate"], rel=0.2)
+    assert predicted["requests_per_s"] == pytest.approx(was["requests_per_s"], rel=0.2)
+    assert predicted["ttft_ms"]["p50"] == pytest.approx(was["ttft_ms"]["p50"], rel=0.2)
+
+
+def test_three_replicas_with_a_core_each_answer_more_than_2_5_times_as_much():
+    traffic = Traffic(**{**RAN["traffic"], "requests": 500})
+    lines = generate(traffic)
+    kv_tokens = RAN["runs"][0]["kv_tokens"]
+    more = {"times": step_times(RAN["bench"]), "kv_tokens": kv_tokens, "clients": 24}
+    three, one = (run(lines, n, **more).summary() for n in (3, 1))
+    assert three["requests_per_s"] >= 2.5 * one["requests_per_s"]
+    by_chance = run(lines, 3, "random", **more).summary()
+    assert by_chance["requests_per_s"] < 1.5 * one["requests_per_s"]
