@@ -1,7 +1,7 @@
 """Apple GPUs through Vulkan, without a Mac.
 
 MoltenVK and KosmicKrisp are stood in for by the tables of their sources (apple.py). SPIRV-Cross,
-which MoltenVK contains, translates the kernels; `dev/gpu-rigs/make` gets it.
+which MoltenVK contains, translates the kernels with --every; `dev/gpu-rigs/make` gets it.
 """
 
 from __future__ import annotations
@@ -249,6 +249,7 @@ def embedded_kernels(device: Features) -> set[KernelVariant]:
     return prebuild.shipped(plan, [device], spec.context)
 
 
+@pytest.mark.every
 def test_all_kernels_of_the_embedded_model_become_metal(translator: list[Path]) -> None:
     found = translated(translator, embedded_kernels(features()))
     assert len(found) > 40
@@ -266,6 +267,7 @@ def test_kernels_of_other_models_become_metal(translator: list[Path], family: st
     assert untranslated(found) == {}
 
 
+@pytest.mark.every
 def test_a_kernel_that_metal_cannot_have_is_found(translator: list[Path]) -> None:
     """Metal has matrices of 8 x 8, and no driver offers others."""
     kernels = embedded_kernels(features(cooperative_matrix=True))
