@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from clients.installed import needs
+from data.encoder_texts import TEXTS
 from pydantic import BaseModel
 from server.serving import WEATHER, Running, running
 
+from zinc.engine.load.options import LoadOptions
+from zinc.server.config import ModelSource
+
 pytestmark = needs("ollama", "ollama")
 
+ENCODERS = Path(__file__).parents[1] / "data" / "encoders"
 HELLO = [{"role": "user", "content": "Hello"}]
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 GREEDY = {"temperature": 0, "num_predict": 100}
@@ -127,3 +134,21 @@ def test_an_error_is_an_exception_with_its_reason(client):
     with pytest.raises(ollama.ResponseError, match="only text") as error:
         client.chat("demo", [{**HELLO[0], "images": ["aGVsbG8="]}])
     assert error.value.status_code == 400
+
+
+def test_embeddings_of_an_encoder() -> None:
+    import ollama
+
+    load = LoadOptions(backend="cpu", threads=2)
+    with running(models=(ModelSource("bert", ENCODERS / "bert.gguf"),), load=load) as encoder:
+        client = ollama.Client(encoder.url)
+        texts = [text for text in TEXTS if text]
+        found = client.embed("bert", texts, dimensions=8)
+        (one,) = client.embed("bert", texts[0]).embeddings
+        old = client.embeddings("bert", texts[0]).embedding
+    with np.load(ENCODERS / "bert.npz") as data:
+        rows = np.array([row for text, row in zip(TEXTS, data["embeddings"], strict=True) if text])
+    cut = rows[:, :8] / np.linalg.norm(rows[:, :8], axis=1, keepdims=True)
+    assert np.abs(np.array(found.embeddings) - cut).max() <= 2e-3
+    assert np.abs(np.array(one) - rows[0]).max() <= 1e-3
+    np.testing.assert_allclose(np.array(old) / np.linalg.norm(old), one, atol=1e-6)

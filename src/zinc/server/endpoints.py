@@ -11,6 +11,7 @@ from starlette.responses import Response
 from zinc.server import operations
 from zinc.server.apis.anthropic import messages
 from zinc.server.apis.anthropic.fields import MessagesFields, PromptFields
+from zinc.server.apis.cohere import embed as cohere_embed
 from zinc.server.apis.llama import adapters, completion, status, tokens
 from zinc.server.apis.llama import embeddings as llama_embeddings
 from zinc.server.apis.llama import rerank as llama_rerank
@@ -182,6 +183,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _post(
         "/v1/rerank", llama_rerank.rerank, llama_rerank.RerankFields, "Rank documents for a query",
         "llama.cpp", "/rerank", "/reranking", "/v1/reranking", "/v2/rerank", statuses=(429,),
+    ),
+    _post(
+        "/v2/embed", cohere_embed.embed, cohere_embed.CohereEmbedFields,
+        "Texts to vectors", "Cohere", "/v1/embed", statuses=(429,),
     ),
     _post("/tokenize", tokens.tokenize, tokens.TokenizeFields, "Text to tokens", "llama.cpp"),
     _post("/detokenize", tokens.detokenize, tokens.DetokenizeFields, "Tokens to text", "llama.cpp"),

@@ -8,8 +8,6 @@ becomes one row is the server's `--pooling`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
-from typing import Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -17,9 +15,16 @@ from starlette.responses import Response
 
 from zinc.engine.readout import Pooled, Pooling, embedding
 from zinc.server.apis.openai.common import NeutralFields
-from zinc.server.apis.shared.embeddings import Texts, answer_embeddings, encode_row, encode_texts
+from zinc.server.apis.shared.embeddings import (
+    RowFormat,
+    Texts,
+    answer_embeddings,
+    encode_row,
+    encode_texts,
+)
 from zinc.server.apis.shared.fields import QueueFields
 from zinc.server.apis.shared.service import Service, read_fields
+from zinc.server.apis.shared.task_prompts import task_prompt
 from zinc.server.errors import ApiError, invalid
 from zinc.server.http.responses import encode_json
 from zinc.server.runtime.loaded_model import LoadedModel
@@ -31,7 +36,15 @@ class EmbeddingFields(NeutralFields, QueueFields):
     input: Texts = Field(description="text or token ids, or a list of these")
     model: str | None = None
     dimensions: int | None = Field(None, ge=1, description="keep only the first dimensions")
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: RowFormat = "float"
+    embedding_type: RowFormat | None = Field(None, description="Jina: the same as encoding_format")
+    input_type: str | None = Field(
+        None, description="Cohere, Voyage, NVIDIA: what the texts are for, query or document"
+    )
+    task: str | None = Field(None, description="Jina: the same, such as retrieval.query")
+    prompt_name: str | None = Field(None, description="Text Embeddings Inference: the same")
+    normalized: bool = Field(True, description="Jina: scale embeddings to length 1")
+    truncate: bool | None = Field(None, description="no effect: texts that do not fit are refused")
 
 
 async def embeddings(service: Service, request: Request) -> Response:
@@ -53,17 +66,25 @@ async def embeddings(service: Service, request: Request) -> Response:
                 f"embeddings of this model have {model.llm.n_dimensions}",
             )
 
+    format = fields.embedding_type or fields.encoding_format
+    norm = 2 if fields.normalized else None
+
     def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
         head = {"object": "list", "model": model.name}
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         yield encode_json({**head, "usage": usage})[:-1] + b',"data":['
         for i, each in enumerate(pools):
-            row = encode_row(embedding(each.row, fields.dimensions), fields.encoding_format)
+            row = encode_row(embedding(each.row, fields.dimensions, norm), format)
             yield b"," * (i > 0)
             yield encode_json({"object": "embedding", "index": i, "embedding": row})
         yield b"]}"
 
-    encode = partial(encode_texts, texts=fields.input, param="input", parse_special=False)
+    def encode(model: LoadedModel) -> list[list[int]]:
+        names = ("input_type", "task", "prompt_name")
+        param = next((name for name in names if getattr(fields, name) is not None), names[0])
+        prompt = task_prompt(model.llm.spec.arch, getattr(fields, param), param)
+        return encode_texts(model, fields.input, "input", parse_special=False, prompt=prompt)
+
     return await answer_embeddings(
         service, request, fields.model, fields.priority, check, encode, body
     )

@@ -9,7 +9,9 @@ import asyncio
 import base64
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any, Literal
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -30,6 +32,7 @@ AT_A_TIME = 32  # texts of one request in the engine or its queue
 _NO_ANSWER = SamplingParams(max_tokens=0)
 
 Texts = prompts.Prompt
+RowFormat = Literal["float", "base64", "binary", "ubinary"]
 
 
 async def answer_embeddings(
@@ -64,16 +67,23 @@ async def answer_embeddings(
 
 
 def encode_texts(
-    model: LoadedModel, texts: Texts, param: str, parse_special: bool
+    model: LoadedModel, texts: Texts, param: str, parse_special: bool, prompt: str = ""
 ) -> list[list[int]]:
-    """Return the token ids of each text in `texts`, the value of the field `param`."""
+    """Return the token ids of each text in `texts`, the value of the field `param`.
+
+    prompt: is put before each text, but not before token ids.
+    """
     found = prompts.as_list(texts, param, MAX_INPUTS)
     names = [param] if len(found) == 1 else [f"{param}[{i}]" for i in range(len(found))]
     encoded = (
-        prompts.encode(model, text, name, parse_special=parse_special, room=0)
+        prompts.encode(model, _after(prompt, text), name, parse_special=parse_special, room=0)
         for text, name in zip(found, names, strict=True)
     )
     return prompts.limited(model, encoded, param)
+
+
+def _after(prompt: str, text: str | list[Any]) -> str | list[Any]:
+    return prompt + text if isinstance(text, str) else text
 
 
 async def read_all(
@@ -104,8 +114,16 @@ async def read_all(
         await stop(tasks)
 
 
-def encode_row(row: FloatArray, format: str) -> str | list[float]:
-    """Return an embedding as a list of numbers, or as base64 of little-endian float32."""
+def encode_row(row: FloatArray, format: RowFormat) -> str | list[float] | list[int]:
+    """Return an embedding as a list of numbers, or as base64 of little-endian float32.
+
+    binary, ubinary: the signs of eight dimensions a byte, the first one in the highest bit, 1 for
+    positive; as signed numbers byte - 128.
+    """
+    if format in ("binary", "ubinary"):
+        packed = np.packbits(row > 0).astype(np.int64)
+        signs: list[int] = (packed if format == "ubinary" else packed - 128).tolist()
+        return signs
     if format == "base64":
         return base64.b64encode(row.astype("<f4").tobytes()).decode()
     found: list[float] = row.tolist()

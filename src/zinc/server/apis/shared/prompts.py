@@ -4,6 +4,8 @@ OpenAI's endpoints treat text as user input and parse no control tokens in it; l
 do. A prompt may also mix text and token ids, or be one of llama.cpp's objects:
 
     {"prompt_string": "text"}    {"content": [{"type": "text", "text": "some "}, ...]}
+
+or one of Jina's, {"text": "text"}.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def _text_of(prompt: Any, param: str) -> str | list[Any]:
             raise invalid(param, f"{param} has multimodal_data", "only text is supported")
         if "content" in prompt:
             return _joined(prompt["content"], f"{param}.content")
-        prompt = prompt.get("prompt_string")
+        prompt = prompt.get("prompt_string", prompt.get("text"))
     if not isinstance(prompt, str | list):
         raise invalid(param, f"{param} is not valid", "it must be text or token ids")
     return prompt

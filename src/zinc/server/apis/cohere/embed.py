@@ -1,0 +1,110 @@
+"""POST /v2/embed and /v1/embed: texts to vectors, in one or several number formats.
+
+https://docs.cohere.com/reference/embed. The first version answers with a plain list of vectors if
+the request names no `embedding_types`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from zinc.engine.readout import Pooled, Pooling, embedding
+from zinc.server.apis.shared.embeddings import (
+    MAX_INPUTS,
+    RowFormat,
+    answer_embeddings,
+    encode_row,
+    encode_texts,
+)
+from zinc.server.apis.shared.fields import QueueFields, Strings
+from zinc.server.apis.shared.service import Service, read_fields
+from zinc.server.apis.shared.task_prompts import task_prompt
+from zinc.server.errors import ApiError, invalid
+from zinc.server.http.body import Fields, FirstError
+from zinc.server.http.responses import encode_json
+from zinc.server.runtime.loaded_model import LoadedModel
+
+
+class EmbedInput(Fields):
+    """A text as parts of content."""
+
+    content: Annotated[list[dict[str, Any]], FirstError()]
+
+
+class CohereEmbedFields(QueueFields):
+    """A request for embeddings in Cohere's form."""
+
+    model: str | None = None
+    texts: Strings | None = Field(None, min_length=1, max_length=MAX_INPUTS)
+    inputs: Annotated[list[EmbedInput], FirstError()] | None = Field(
+        None, min_length=1, max_length=MAX_INPUTS, description="texts as parts of content"
+    )
+    input_type: str | None = Field(
+        None, description="what the texts are for, such as search_query or search_document"
+    )
+    embedding_types: Annotated[list[RowFormat], FirstError()] | None = Field(None, min_length=1)
+    output_dimension: int | None = Field(None, ge=1, description="keep only the first dimensions")
+    truncate: Literal["NONE", "START", "END"] | None = Field(
+        None, description="no effect: texts that do not fit are refused"
+    )
+    max_tokens: int | None = Field(None, description="no effect, as truncate")
+
+
+async def embed(service: Service, request: Request) -> Response:
+    """Answer with the embeddings of texts in Cohere's form."""
+    fields = await read_fields(service, request, CohereEmbedFields)
+    if (fields.texts is None) == (fields.inputs is None):
+        raise invalid("texts", "texts is missing", "give either texts or inputs")
+    param, texts = ("texts", list[Any](fields.texts or ()))
+    if fields.inputs is not None:
+        param, texts = "inputs", [{"content": each.content} for each in fields.inputs]
+    is_first = request.url.path.endswith("/v1/embed")
+    plain = is_first and fields.embedding_types is None
+
+    def check(model: LoadedModel) -> None:
+        if model.llm.pooling is Pooling.NONE:
+            raise ApiError(
+                400,
+                "this endpoint needs one vector for each text",
+                "the server was started with --pooling none",
+                "use /embedding",
+            )
+        most = model.llm.n_dimensions
+        if (fields.output_dimension or 1) > most:
+            raise invalid(
+                "output_dimension",
+                f"output_dimension is {fields.output_dimension}",
+                f"embeddings of this model have {most}",
+            )
+
+    def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
+        rows = [embedding(each.row, fields.output_dimension) for each in pools]
+        types = fields.embedding_types or ["float"]
+        by_type = {type: [encode_row(row, type) for row in rows] for type in types}
+        version = "1" if is_first else "2"
+        yield encode_json(
+            {
+                "id": str(uuid4()),
+                "embeddings": by_type["float"] if plain else by_type,
+                "texts": fields.texts or [],
+                "response_type": "embeddings_floats" if plain else "embeddings_by_type",
+                "meta": {
+                    "api_version": {"version": version},
+                    "billed_units": {"input_tokens": tokens},
+                },
+            }
+        )
+
+    def encode(model: LoadedModel) -> list[list[int]]:
+        prompt = task_prompt(model.llm.spec.arch, fields.input_type, "input_type")
+        return encode_texts(model, texts, param, parse_special=False, prompt=prompt)
+
+    return await answer_embeddings(
+        service, request, fields.model, fields.priority, check, encode, body
+    )
