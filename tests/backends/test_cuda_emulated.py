@@ -45,6 +45,7 @@ ON_CUDA = (
         "jamba",
     ),
     "mistral3",
+    "mistral4",
 )
 
 

@@ -477,6 +477,21 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
     "mistral3": lambda: model(
         "Ministral3", num_hidden_layers=2, rope_parameters=MINISTRAL, **HEADS
     ),
+    "mistral4": lambda: model(
+        "Mistral4",
+        num_hidden_layers=2,
+        head_dim=None,
+        num_key_value_heads=4,
+        q_lora_rank=24,
+        kv_lora_rank=32,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=16,
+        v_head_dim=16,
+        rope_parameters=MINISTRAL,
+        moe_intermediate_size=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+    ),
     "museglimmer": lambda: muse_glimmer(
         num_hidden_layers=4,
         sliding_window=WINDOW,
@@ -712,6 +727,7 @@ PUBLISHED = {
         },
         lambda state: renamed(state, {"self_attn.sinks": "self_attn.attention_sink_bias"}),
     ),
+    "mistral4": Published({"architectures": ["Ministral3ForCausalLM"]}),
     "nemotronh": Published(
         {
             "num_experts_per_tok": None,
@@ -738,6 +754,9 @@ def set_vocab(converter: Any) -> None:
 
     if converter.hf_arch == "Starcoder2ForCausalLM":  # whose converter leaves the window out
         converter.gguf_writer.add_sliding_window(converter.hparams["sliding_window"])
+    if converter.hparams.get("model_type") == "mistral4":  # whose converter leaves the growth out
+        growth = converter.rope_parameters["llama_4_scaling_beta"]
+        converter.gguf_writer.add_attn_temperature_scale(growth)
     fields = gguf.GGUFReader(FOLDER / "llama.gguf").fields
     if len(fields["tokenizer.ggml.tokens"].data) != converter.hparams["vocab_size"]:
         return
@@ -780,7 +799,8 @@ def convert(model: torch.nn.Module, target: Path) -> None:
         config.setdefault("rotary_pct", rope.get("partial_rotary_factor", 1.0))  # an older name
         # transformers renamed the class of Phi 3.5 MoE.
         kind = get_model_class(config["architectures"][0].replace("Phimoe", "PhiMoE"))
-        kind = getattr(kind, "Ministral3Model", kind)  # one of two behind a name
+        family = type(model).__name__.removesuffix("ForCausalLM")
+        kind = getattr(kind, f"{family}Model", kind)  # one of two behind a name
         kind.no_mtp = True
         with patch.object(kind, "set_vocab", set_vocab):
             kind(

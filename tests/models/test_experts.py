@@ -359,7 +359,8 @@ def test_missing_tensors_are_named(tmp_path: Path, name: str, tensor: str) -> No
     ("name", "changes", "says"),
     [
         ("deepseek2v3", {"deepseek2.expert_gating_func": 4}, "gating function 4"),
-        ("deepseek2v3", {f"{DEEPSEEK}temperature_scale": 0.1}, "temperature_scale"),
+        ("mistral4", {"mistral4.attention.temperature_length": 5}, "every 8 positions"),
+        ("mistral4", {"mistral4.rope.scaling.yarn_log_multiplier": 0.0}, "scales them too"),
     ],
 )
 def test_variants_without_code_are_refused(

@@ -13,11 +13,11 @@ decode use the same form.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.layer import Layer
-from zinc.models.parts.metadata import MAX_HEADS, MAX_WIDTH, Metadata
+from zinc.models.parts.metadata import MAX_CONTEXT, MAX_HEADS, MAX_WIDTH, Metadata
 from zinc.models.parts.refusal import damaged, unsupported
 from zinc.models.parts.rope import Rope, rope_from
 from zinc.models.parts.spec import Attention
@@ -55,12 +55,9 @@ def latent_from(file: GGUFFile, arch: str) -> LatentAttention:
     """Return the latent attention that the metadata `{arch}.attention.*` describes.
 
     `key_length_mla` is the width of a query head; older files state it in `key_length`. Raises
-    ModelError for sizes that contradict each other and UnsupportedError for attention whose
-    temperature depends on the position.
+    ModelError for sizes that contradict each other.
     """
     m = Metadata(file, arch)
-    if m.optional_positive("attention.temperature_scale"):
-        raise unsupported(file, f"zinc has no code for {arch}.attention.temperature_scale")
     rank = m.size("attention.kv_lora_rank", MAX_WIDTH)
     query_dim = m.optional_size("attention.key_length_mla", MAX_WIDTH)
     v_dim = m.optional_size("attention.value_length_mla", MAX_WIDTH)
@@ -81,6 +78,7 @@ def latent_from(file: GGUFFile, arch: str) -> LatentAttention:
         head_dim_v=rank,
         scale=scale,
         rope=rope,
+        query_rope=_growing(m, rope, rank),
         q_rank=m.optional_size("attention.q_lora_rank", MAX_WIDTH),
         nope_dim=query_dim - rope_dim,
         v_dim=v_dim,
@@ -101,6 +99,22 @@ def _temperature(m: Metadata, rope: Rope, scale: float) -> tuple[float, Rope]:
     return scale * temperature**2, rope.without_temperature()
 
 
+def _growing(m: Metadata, rope: Rope, rank: int) -> Rope | None:
+    """Return the RoPE of queries that grow with the logarithm of their position, else None.
+
+    All dimensions of a query grow, those of its part in the latent of width `rank` as well.
+    """
+    growth = m.optional_positive("attention.temperature_scale")
+    if not growth:
+        return None
+    original = m.size("rope.scaling.original_context_length", MAX_CONTEXT)
+    if m.size("attention.temperature_length", MAX_CONTEXT, default=original) != original:
+        raise unsupported(m.file, f"its queries do not grow every {original:,} positions")
+    if rope.scale != 1.0:
+        raise unsupported(m.file, "its queries grow with the position, and its RoPE scales them too")
+    return replace(rope, log_scale=growth, unrotated=rank)
+
+
 def latent_attention(layer: Layer, x: Value) -> Value:
     """Return latent attention over normalised rows x, [tokens, hidden] to [tokens, hidden]."""
     g, spec, w, a = layer.g, layer.spec, layer.w, layer.attention
@@ -113,7 +127,8 @@ def latent_attention(layer: Layer, x: Value) -> Value:
     q = g.concat_heads(q_rope, g.head_linear(q_nope, w_key, a.n_heads), n_heads=a.n_heads)
     k = g.concat_heads(g.columns(kv, a.rank, a.rope_dim), latent, n_heads=1)
     table = layer.ropes.get(g, a.rope)
-    q = g.rope(q, table, head_dim=a.head_dim, neox=a.rope.neox)
+    grown = layer.ropes.get(g, a.query_rope) if a.query_rope else table
+    q = g.rope(q, grown, head_dim=a.head_dim, neox=a.rope.neox)
     k = g.rope(k, table, head_dim=a.head_dim, neox=a.rope.neox)
     state = KVState(layer.name, 1, a.head_dim, a.rank, a.window, v_from_k=True)
     g.kv_store(k, None, state)

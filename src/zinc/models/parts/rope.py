@@ -23,7 +23,8 @@ class Rope:
     longrope (then `divisors` are those for long contexts). factor: context extension. truncate: the
     YaRN ramp starts and ends at whole dimensions. divisors: divide the frequencies, one for each
     pair. long_divisors: take their place beyond the original context. log_scale: cosines and sines
-    grow by the factor 1 + log_scale * log(1 + position // original_context).
+    grow by the factor 1 + log_scale * log(1 + position // original_context). unrotated: dimensions
+    after `dims` that grow too, without rotation; only for pairs of neighbours.
     """
 
     dims: int
@@ -39,6 +40,7 @@ class Rope:
     divisors: tuple[float, ...] | None = None
     long_divisors: tuple[float, ...] | None = None
     log_scale: float = 0.0
+    unrotated: int = 0
 
     def beyond_original(self) -> Rope:
         """Return the RoPE for sequences longer than the original context."""
@@ -62,7 +64,12 @@ class Rope:
             ]
         factor = "" if self.factor == 1.0 else f"_{self.factor:g}"
         name = f"rope_{self.dims}_{self.base:g}_{self.scaling}{factor}"
-        return Constant(name + ("_divided" if self.divisors else ""), tuple(plain))
+        name += "_divided" if self.divisors else ""
+        if self.unrotated:
+            assert not self.neox
+            name += f"_and_{self.unrotated}"
+            plain += [0.0] * (self.unrotated // 2)
+        return Constant(name, tuple(plain))
 
     @property
     def scale(self) -> float:
