@@ -198,6 +198,25 @@ def qwen_vl(family: str, vision: dict[str, Any], **config: Any) -> torch.nn.Modu
     return made
 
 
+def ernie_without_bias() -> torch.nn.Module:
+    """Return a random ERNIE 4.5 with experts in every layer and no bias for their choice."""
+    made = model(
+        "Ernie4_5_Moe",
+        num_hidden_layers=2,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        moe_num_experts=4,
+        moe_k=2,
+        moe_num_shared_experts=1,
+        moe_layer_start_index=0,
+        moe_layer_end_index=1,
+        tie_word_embeddings=False,
+    )
+    for layer in made.model.layers:
+        layer.mlp.gate.moe_statics.e_score_correction_bias.data.zero_()
+    return made
+
+
 def muse_glimmer(**config: Any) -> torch.nn.Module:
     """Return a random Muse Glimmer, whose only class has a vision tower too."""
     sizes = SIZES | config
@@ -258,6 +277,7 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         mup_enabled=True,
     ),
     "arcee": lambda: model("Arcee", num_hidden_layers=2, **HEADS),
+    "bailingmoe": lambda: ernie_without_bias(),
     "bailingmoe2": lambda: model(
         "Glm4Moe",
         use_qk_norm=True,
@@ -362,6 +382,14 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
     ),
     "gptneox": lambda: model("GPTNeoX", num_hidden_layers=2, intermediate_size=48, **HEADS),
     "granite": lambda: model("Granite", num_hidden_layers=2, **HEADS, **SCALES),
+    "graniteswa": lambda: model(
+        "GraniteSWA",
+        sliding_window=WINDOW,
+        layer_types=[FULL, SLIDING, SLIDING],
+        layer_rope_theta=[10000.0, 0, 10000.0],
+        **HEADS,
+        **SCALES,
+    ),
     "granitemoe": lambda: model(
         "GraniteMoeShared",
         num_hidden_layers=2,
@@ -406,6 +434,7 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         num_experts_per_tok=2,
         **SHORT_CONV,
     ),
+    "maincoder": lambda: model("HunYuanDenseV1", num_hidden_layers=2),
     "mamba": lambda: model("Mamba", **MAMBA),
     "falconmamba": lambda: model("FalconMamba", mixer_rms_eps=0.01, **MAMBA),
     "jamba": lambda: model(
@@ -637,6 +666,29 @@ def bailing(state: State) -> State:
     return renamed(stacked(state, "attention.query_key_value", _in_order), names)
 
 
+def bailing_from_ernie(state: State) -> State:
+    """Pair the halves of query and key heads, where ERNIE pairs neighbours."""
+    state = {key: t for key, t in state.items() if "moe_statics" not in key}
+    return bailing(reordered(state, lambda rows: rows.unflatten(0, (-1, 2)).transpose(0, 1)))
+
+
+def maincoder(state: State) -> State:
+    """Pair neighbours in query and key heads, where Hunyuan pairs halves."""
+    names = {"query_layernorm": "q_norm", "key_layernorm": "k_norm"}
+    pairs = reordered(state, lambda rows: rows.unflatten(0, (2, -1)).transpose(0, 1))
+    return renamed(pairs, names)
+
+
+def reordered(state: State, order: Callable[[torch.Tensor], torch.Tensor]) -> State:
+    """Return tensors with the rows of each query and key head, and its norm, in another order."""
+    found = dict(state)
+    for name, t in state.items():
+        if name.endswith((*QKV[:2], "query_layernorm.weight", "key_layernorm.weight")):
+            heads = t.unflatten(0, (-1, HEAD_DIM))
+            found[name] = torch.stack([order(h).flatten(0, 1) for h in heads]).flatten(0, 1)
+    return found
+
+
 def exaone(state: State) -> State:
     names = {
         "model.embed_tokens": "transformer.wte",
@@ -700,6 +752,18 @@ PUBLISHED = {
     "exaone": Published(
         {"architectures": ["ExaoneForCausalLM"], "activation_function": "silu"}, exaone
     ),
+    "bailingmoe": Published(
+        {
+            "architectures": ["BailingMoeForCausalLM"],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 1,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": True,
+            "norm_head": False,
+        },
+        bailing_from_ernie,
+    ),
     "bailingmoe2": Published(
         {
             "architectures": ["BailingMoeV2ForCausalLM"],
@@ -713,6 +777,7 @@ PUBLISHED = {
     # transformers renamed the kinds of layers.
     "granitehybrid": Published({"layer_types": ["mamba", "attention", "mamba", "mamba"]}),
     "granitehybridmoe": Published({"layer_types": ["mamba", "attention"]}),
+    "graniteswa": Published({"no_rope_layers": [1, 0, 1]}),
     "internlm2": Published({"architectures": ["InternLM2ForCausalLM"]}, internlm2),
     "mimo2": Published(
         {
@@ -727,6 +792,7 @@ PUBLISHED = {
         },
         lambda state: renamed(state, {"self_attn.sinks": "self_attn.attention_sink_bias"}),
     ),
+    "maincoder": Published({"architectures": ["MaincoderForCausalLM"]}, maincoder),
     "mistral4": Published({"architectures": ["Ministral3ForCausalLM"]}),
     "nemotronh": Published(
         {

@@ -304,3 +304,8 @@ def test_the_first_files_of_minicpm_do_not_state_its_scales() -> None:
     assert spec.logit_scale == 256 / spec.hidden
     assert spec.embed_scale == pytest.approx(12.0 / residual)
     assert spec.eps == pytest.approx(0.01 / residual**2)
+
+
+def test_an_unknown_architecture_names_the_nearest() -> None:
+    with pytest.raises(UnsupportedError, match="'qwen3m'; the nearest that it supports is 'qwen3'"):
+        load(changed(opened("qwen3"), keys={"general.architecture": "qwen3m"}))

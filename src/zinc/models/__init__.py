@@ -5,6 +5,7 @@ In the name of a file, `_` stands for a hyphen and `__` for an underscore.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
 from dataclasses import replace
@@ -140,9 +141,11 @@ def _described(
         )
     arch = file.str("general.architecture")
     if arch not in architectures():
+        close = difflib.get_close_matches(arch, architectures(), n=1)
+        nearest = f"; the nearest that it supports is {close[0]!r}" if close else ""
         raise unsupported(
             file,
-            f"zinc does not support its architecture {arch!r}",
+            f"zinc does not support its architecture {arch!r}{nearest}",
             f"use a model of one of these: {', '.join(architectures())}",
         )
     module = architecture(arch)

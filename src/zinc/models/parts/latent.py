@@ -111,7 +111,9 @@ def _growing(m: Metadata, rope: Rope, rank: int) -> Rope | None:
     if m.size("attention.temperature_length", MAX_CONTEXT, default=original) != original:
         raise unsupported(m.file, f"its queries do not grow every {original:,} positions")
     if rope.scale != 1.0:
-        raise unsupported(m.file, "its queries grow with the position, and its RoPE scales them too")
+        raise unsupported(
+            m.file, "its queries grow with the position, and its RoPE scales them too"
+        )
     return replace(rope, log_scale=growth, unrotated=rank)
 
 
