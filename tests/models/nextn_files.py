@@ -12,6 +12,9 @@ from zinc.formats.gguf import GGUFFile
 Tensors = dict[str, np.ndarray | None]
 # One for each family, and for each way to store latent attention and to choose experts.
 FAMILIES = ("qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2v2", "deepseek2v3")
+FAMILIES += ("hyv3", "bailingmoe2", "mimo2")
+DENSE = ("mimo2",)  # families whose block has a plain MLP, though layers have experts
+MLP = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
 
 
 def with_nextn(name: str, target: Path, *, shared: bool = True, mlp: bool = True) -> Path:
@@ -28,6 +31,9 @@ def with_nextn(name: str, target: Path, *, shared: bool = True, mlp: bool = True
         last = f"blk.{block - 1}."
         shapes = {n.replace(last, ""): t.shape for n, t in file.tensors.items() if last in n}
         vocab, hidden = file.tensors["token_embd.weight"].shape
+        if name in DENSE:
+            shapes = {n: s for n, s in shapes.items() if "exp" not in n and "inp" not in n}
+            shapes |= {n: file.tensors[f"blk.0.{n}"].shape for n in MLP}
     shapes |= {
         "nextn.eh_proj.weight": (hidden, 2 * hidden),
         "nextn.enorm.weight": (hidden,),
@@ -39,6 +45,9 @@ def with_nextn(name: str, target: Path, *, shared: bool = True, mlp: bool = True
             "nextn.shared_head_head.weight": (vocab, hidden),
             "nextn.embed_tokens.weight": (vocab, hidden),
         }
+    if name == "bailingmoe2":  # which has the final norm of the block under another name
+        shapes.pop("nextn.shared_head_norm.weight", None)
+        shapes["layer_output_norm.weight"] = (hidden,)
     tensors: Tensors = {}
     if known:
         with GGUFFile.open(source) as file:

@@ -34,9 +34,10 @@ class Block:
         attend = self.latent_attention if self.arch == "deepseek2" else self.attention
         x = x + attend(self.norm(x, "attn_norm"))
         if self.has("ffn_down.weight") or self.has("ffn_down_exps.weight"):
-            second = "ffn_norm" if self.arch == "deepseek2" else "post_attention_norm"
+            second = "ffn_norm" if self.has("ffn_norm.weight") else "post_attention_norm"
             x = x + self.mlp(self.norm(x, second))
-        weight = self.own("nextn.shared_head_norm.weight")
+        final = "layer_output_norm" if self.arch == "bailingmoe2" else "nextn.shared_head_norm"
+        weight = self.own(f"{final}.weight")
         h = self.rms(x, self.shared("output_norm.weight") if weight is None else weight)
         head = self.own("nextn.shared_head_head.weight")
         if head is None:
@@ -49,6 +50,11 @@ class Block:
     @property
     def arch(self) -> str:
         return self.file.str("general.architecture")
+
+    @property
+    def slides(self) -> bool:
+        """Whether the attention of the block has a sliding window."""
+        return self.arch == "mimo2"
 
     def key(self, name: str, default: Any = 0) -> Any:
         return self.file.metadata.get(f"{self.arch}.{name}", default)
@@ -81,16 +87,24 @@ class Block:
 
     def attention(self, x: Rows) -> Rows:
         n, heads, dim = len(x), self.key("attention.head_count"), self.key("attention.key_length")
-        q = self.linear(x, "attn_q").reshape(n, heads, -1)
+        if self.has("attn_qkv.weight"):
+            ends = np.cumsum([heads, self.key("attention.head_count_kv")]) * dim
+            q, k, v = np.split(self.linear(x, "attn_qkv"), ends, axis=1)
+        else:
+            q, k, v = (self.linear(x, f"attn_{part}") for part in "qkv")
+        q = q.reshape(n, heads, -1)
         gate = q[..., dim:]  # empty for families without a gate
-        q = q[..., :dim]
-        k = self.linear(x, "attn_k").reshape(n, -1, dim)
-        v = self.linear(x, "attn_v").reshape(n, -1, dim)
+        q, k = q[..., :dim], k.reshape(n, -1, dim)
+        v = v.reshape(n, k.shape[1], -1)
         if self.has("attn_q_norm.weight"):
             q, k = self.norm(q, "attn_q_norm"), self.norm(k, "attn_k_norm")
         q, k = self.turned(q, halves=True), self.turned(k, halves=True)
         share = heads // k.shape[1]
-        o = attend(q, k.repeat(share, axis=1), v.repeat(share, axis=1), dim**-0.5)
+        v = v * self.key("attention.value_scale", 1.0)
+        window = self.key("attention.sliding_window") if self.slides else 0
+        sinks = self.own("attn_sinks.weight")
+        k, v = k.repeat(share, axis=1), v.repeat(share, axis=1)
+        o = attend(q, k, v, dim**-0.5, window, sinks)
         if gate.size:
             o = o / (1 + np.exp(-gate))
         return self.linear(o.reshape(n, -1), "attn_output")
@@ -139,7 +153,7 @@ class Block:
         return np.concatenate([turned, x[..., dims:]], axis=-1)
 
     def frequencies(self, dims: int) -> Rows:
-        base = self.key("rope.freq_base")
+        base = self.key("rope.freq_base_swa" if self.slides else "rope.freq_base")
         plain = base ** (-2.0 * np.arange(dims // 2) / dims)
         if self.key("rope.scaling.type", "") != "yarn":
             return plain
@@ -175,7 +189,7 @@ class Block:
         sigmoid = not is_qwen and self.key("expert_gating_func", 0) == 2
         exp = np.exp(logits - logits.max(axis=1, keepdims=True))
         scores = 1 / (1 + np.exp(-logits)) if sigmoid else exp / exp.sum(axis=1, keepdims=True)
-        bias = self.own("exp_probs_b.bias")
+        bias = self.own("exp_probs_b.bias" if self.has("exp_probs_b.bias") else "exp_probs_b")
         ranking = scores if bias is None else scores + bias
         found = []
         for score, rank in zip(scores, ranking, strict=True):
@@ -194,12 +208,19 @@ class Block:
         return found
 
 
-def attend(q: Rows, k: Rows, v: Rows, scale: float) -> Rows:
-    """Return causal attention of heads, all [tokens, heads, dim]."""
+def attend(
+    q: Rows, k: Rows, v: Rows, scale: float, window: int = 0, sinks: Rows | None = None
+) -> Rows:
+    """Return causal attention of heads, all [tokens, heads, dim], over `window` tokens (0: all)."""
     scores = np.einsum("qhd,khd->hqk", q, k) * scale
-    scores = np.where(np.tril(np.ones(scores.shape[1:], bool)), scores, -np.inf)
-    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.einsum("hqk,khd->qhd", p / p.sum(axis=-1, keepdims=True), v)
+    seen = np.tril(np.ones(scores.shape[1:], bool))
+    if window:
+        seen &= ~np.tril(seen, -window)
+    p = np.exp(np.where(seen, scores, -np.inf))
+    total = p.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks)[:, None, None]
+    return np.einsum("hqk,khd->qhd", p / total, v)
 
 
 def glu(x: Rows, gate: Rows, up: Rows, down: Rows) -> Rows:

@@ -10,6 +10,7 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
 from zinc.models.parts.metadata import Metadata
 from zinc.models.parts.moe import experts_from, leading_dense_layers
+from zinc.models.parts.nextn import draft_decoder
 from zinc.models.parts.spec import ModelSpec, dense_spec
 
 
@@ -25,3 +26,4 @@ def spec(file: GGUFFile) -> ModelSpec:
 
 
 build = decoder
+build_draft = draft_decoder

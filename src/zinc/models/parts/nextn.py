@@ -139,14 +139,18 @@ def draft_decoder(
     tokens: tuple[int, ...] = (),
     *,
     mixer: Mixer = attention,
+    like: int = -1,
 ) -> None:
     """Add the graph of the first NextN block: logits and hidden rows [outputs, hidden].
 
     The host gives the hidden row of the position before each token. Embedding, final norm and head
     are those of the model, unless the block has its own. tokens: rows of the head to keep, () for
-    all. mixer: the attention of the family.
+    all. mixer: the attention of the family. like: the layer that has the attention of the block. A
+    block without a router has a plain MLP.
     """
-    own = replace(spec, attention=(*spec.attention, spec.attention[-1]))
+    own = replace(spec, attention=(*spec.attention, spec.attention[like]))
+    if f"blk.{spec.n_layers}.ffn_gate_inp.weight" not in w.file.tensors:
+        own = replace(own, experts=None)
     layer = Layer(g, own, spec.n_layers, w.layer(spec.n_layers), RopeTables())
     _require(layer.w)
     hidden = spec.hidden
@@ -169,7 +173,8 @@ def draft_decoder(
         layer.w.ignore(spec.mlp_norm)
     x = block(layer, x, mixer=mixer, mlp=mlp if has_mlp else None)
     g.at("head")
-    norm, name = first("nextn.shared_head_norm", "output_norm")
+    final = "layer_output_norm" if layer.w.has("layer_output_norm") else "nextn.shared_head_norm"
+    norm, name = first(final, "output_norm")
     g.hidden = g.rms_norm(g.select_rows(x), norm.vector(name, hidden), eps=spec.eps)
     head, name = first("nextn.shared_head_head", "output", "token_embd")
     project(g, spec, head, name, g.hidden, tokens)
