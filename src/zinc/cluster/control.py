@@ -81,14 +81,19 @@ def _reach(address: str) -> None:
 def up(options: ClusterOptions, host: str, port: int) -> None:
     """Start the cluster, or update the one that runs; return when it answers.
 
-    Running answers of replaced replicas end first. Raises a ZincError.
+    Running answers of replaced replicas end first. Raises a ZincError; a new cluster is stopped
+    then.
     """
     _check_room(options)
+    is_new = not serve.status().applications
     serve.start(http_options=HTTPOptions(host=host, port=port))
     try:
         serve.run(build(options.changed()), name=APPLICATION, route_prefix="/")
     except RuntimeError:
-        raise _failure() from None
+        error = _failure()
+        if is_new:
+            serve.shutdown()  # or its address would stay that of the next cluster
+        raise error from None
     _check_address(host, port)
 
 
