@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,3 +109,17 @@ def test_a_batch_over_ray_data(tmp_path):
         assert len({row["custom_id"] for row in output(path)}) == len(output(path)) == 40
     finally:
         ray.shutdown()
+
+
+@pytest.mark.every
+def test_killed_drivers_answer_each_row_once(ray_address, ray_environment):
+    script = Path(__file__).parents[2] / "benchmarks" / "batch_kills.py"
+    words = ["--rows", "300", "--kills", "2", "--kinds", "ray", "--replicas", "1"]
+    done = subprocess.run(
+        [sys.executable, str(script), *words, "--address", ray_address],
+        env=ray_environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

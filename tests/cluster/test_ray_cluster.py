@@ -1,0 +1,109 @@
+"""Tests of a cluster on Ray, with the official clients that are installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+
+import pytest
+from server.serving import backend
+
+Cluster = Callable[..., subprocess.CompletedProcess[str]]
+PATIENCE_S = 120.0
+PORT = 27_500 + os.getpid() % 1000
+URL = f"http://127.0.0.1:{PORT}"
+ASK = [{"role": "user", "content": "Tell me of the river and the old stone bridge."}]
+
+pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
+
+
+@pytest.fixture
+def cluster(ray_address: str, ray_environment: dict[str, str]) -> Iterator[Cluster]:
+    """Yield a function that runs `zinc cluster`, and stop the cluster in the end."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "zinc", "cluster", *words, "--address", ray_address]
+        return subprocess.run(
+            command,
+            env=ray_environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+
+    yield run
+    run("down")
+
+
+def chat(max_tokens: int) -> str:
+    """Return an answer of the cluster."""
+    body = {"messages": ASK, "max_tokens": max_tokens, "temperature": 0}
+    request = urllib.request.Request(
+        f"{URL}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        found: str = json.load(reply)["choices"][0]["message"]["content"]
+    return found
+
+
+def chat_with_openai(max_tokens: int) -> tuple[str, str]:
+    """Return the same answer whole and streamed, by the client of OpenAI."""
+    import openai
+
+    given = {"model": "any", "messages": ASK, "max_tokens": max_tokens, "temperature": 0}
+    with openai.OpenAI(base_url=f"{URL}/v1", api_key="none") as client:
+        whole = client.chat.completions.create(**given).choices[0].message.content
+        parts = client.chat.completions.create(**given, stream=True)
+        streamed = "".join(p.choices[0].delta.content or "" for p in parts if p.choices)
+    return whole or "", streamed
+
+
+def chat_with_anthropic(max_tokens: int) -> tuple[str, str]:
+    """Return the same answer whole and streamed, by the client of Anthropic."""
+    import anthropic
+
+    # `create` of version 2 has no parameter `temperature`.
+    given = {
+        "model": "any", "messages": ASK, "max_tokens": max_tokens, "extra_body": {"temperature": 0},
+    }  # fmt: skip
+    with anthropic.Anthropic(base_url=URL, api_key="none") as client:
+        whole = "".join(block.text for block in client.messages.create(**given).content)
+        with client.messages.stream(**given) as stream:
+            streamed = "".join(stream.text_stream)
+    return whole, streamed
+
+
+OFFICIAL = {"openai": chat_with_openai, "anthropic": chat_with_anthropic}
+
+
+def test_a_cluster_starts_answers_and_stops(cluster: Cluster, tmp_path):
+    failed = cluster("up", "--replicas", "5")
+    assert "there is no room for 5 replicas" in failed.stderr
+    missing = cluster("up", str(tmp_path / "missing.gguf"))
+    assert missing.returncode == 1
+    assert "a replica cannot start" in missing.stderr
+    assert "missing.gguf" in missing.stderr
+    assert missing.stderr.count("\n") == 1
+    options = ["--replicas", "2", "--port", str(PORT), "--backend", backend()]
+    done = cluster("up", *options)
+    assert done.returncode == 0, done.stderr
+    status = json.loads(cluster("status", "--json").stdout)
+    assert status["replicas"]["states"] == {"RUNNING": 2}
+    text = chat(24)
+    assert len(text) > 20
+    assert chat(24) == text
+    for name, ask in OFFICIAL.items():
+        if find_spec(name) is not None:
+            assert ask(24) == (text, text)
+    with urllib.request.urlopen(f"{URL}/metrics", timeout=60) as reply:
+        assert "zinc_model_loaded{replica=" in reply.read().decode()
+    assert cluster("down").returncode == 0
+    assert "no cluster is running" in cluster("status").stderr
