@@ -47,6 +47,28 @@ def minimax(*calls):
     return f"<minimax:tool_call>\n{''.join(calls)}</minimax:tool_call>"
 
 
+def hy3(*calls):
+    """Return a block of calls; the names of all tags have a suffix."""
+
+    def tag(name, text, end="\n"):
+        return f"<{name}:opensource>{text}</{name}:opensource>{end}"
+
+    def body(name, values):
+        pairs = (tag("arg_key", k) + tag("arg_value", v) for k, v in values.items())
+        return f"{name}<tool_sep:opensource>\n" + "".join(pairs)
+
+    made = "".join(tag("tool_call", body(*call)) for call in calls)
+    return tag("tool_calls", "\n" + made, end="")
+
+
+def command(*calls):
+    rows = [
+        f'    {{"tool_call_id": "{i}", "tool_name": "{name}", "parameters": {json.dumps(values)}}}'
+        for i, (name, values) in enumerate(calls)
+    ]
+    return "<|START_ACTION|>[\n" + ",\n".join(rows) + "\n]<|END_ACTION|>"
+
+
 CASES = {
     "hermes text": Case("hermes", "Hello, wörld 🌍!\n\nBye.\n", "Hello, wörld 🌍!\n\nBye.\n"),
     "hermes think": Case(
@@ -184,6 +206,40 @@ CASES = {
         "Sure.",
         "Hm.",
         [WEATHER, ("now", {})],
+    ),
+    "hy3 all": Case(
+        "hy3",
+        "Hm.</think:opensource>Sure.\n" + hy3(("get_weather", OSLO)),
+        "Sure.",
+        "Hm.",
+        [WEATHER],
+        "<think:opensource>",
+    ),
+    "hy3 parallel": Case(
+        "hy3", hy3(("now", {}), ("add", {"a": 1.5, "b": -2})), calls=[("now", {}), SUM]
+    ),
+    "hy3 hard text": Case(
+        "hy3",
+        hy3(("get_weather", {"city": HARD + "</arg_value:opensource> is a tag"})),
+        calls=[("get_weather", {"city": HARD + "</arg_value:opensource> is a tag"})],
+    ),
+    "command all": Case(
+        "command",
+        "<|START_THINKING|>Hm.<|END_THINKING|>" + command(WEATHER, ("now", {})),
+        "",
+        "Hm.",
+        [WEATHER, ("now", {})],
+    ),
+    "command text": Case(
+        "command",
+        "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Sure.<|END_RESPONSE|>",
+        "Sure.",
+        "Hm.",
+    ),
+    "command hard text": Case(
+        "command",
+        command(("get_weather", {"city": HARD})),
+        calls=[("get_weather", {"city": HARD})],
     ),
     "granite one": Case(
         "granite", '<|tool_call|>{"name": "now", "arguments": {}}', calls=[("now", {})]
@@ -492,6 +548,16 @@ def test_events_in_order():
             '<minimax:tool_call><invoke name="get_weather"><parameter name="city">Os',
             "lo</parameter>",
         ),
+        (
+            "hy3",
+            hy3(("get_weather", {"city": "Os"})).split("</arg_value")[0],
+            "lo</arg_value:opensource>",
+        ),
+        (
+            "command",
+            '<|START_ACTION|>[{"tool_name": "get_weather", "parameters": {"city": "Os',
+            'lo"}}]',
+        ),
         ("gemma3", "[get_weather(city='Os", "lo')]"),
         ("gemma4", f"<|tool_call>call:get_weather{{city:{Q}Os", f"lo{Q}}}"),
         ("harmony", '<|channel|>commentary to=functions.get_weather<|message|>{"city": "Os', "lo"),
@@ -544,6 +610,10 @@ def test_text_is_passed_on_unless_it_may_be_a_marker():
         ("minimax", "<minimax:tool_call>"),
         ("minimax", "<minimax:tool_call>\n</minimax:tool_call>"),
         ("minimax", '<minimax:tool_call><invoke name="now'),
+        ("hy3", "<tool_calls:opensource>"),
+        ("hy3", hy3(("unknown", {}))),
+        ("command", "<|START_ACTION|>[]"),
+        ("command", '<|START_ACTION|>[{"tool_call_id": "0"'),
         ("glm", "<tool_call>no such tool</tool_call>"),
         ("glm", "<tool_call>now\n<arg_key"),
         ("gemma3", "```tool_code\nimport os\n```"),
@@ -621,7 +691,8 @@ def test_without_tools_calls_are_text():
             assert result.calls == [], name
             assert result.reasoning == case.reasoning
             body = case.text
-            for end in ("</think>", "</seed:think>", "[/THINK]", "<channel|>"):
+            ends = ("</think>", "</seed:think>", "</think:opensource>", "[/THINK]", "<channel|>")
+            for end in (*ends, "<|END_THINKING|>"):
                 body = body.split(end)[-1]
             body = body.removesuffix("<|tool_response>")
             assert result.content.strip() == body.strip()

@@ -272,6 +272,8 @@ def test_every_format_with_calls_has_a_syntax_or_its_own_template():
         ("[INST] [TOOL_CALLS]", "mistral"),
         ("<think><tool_call>{name}<arg_key>", "glm"),
         ("<think><tool_call><function=f><parameter=p>", "qwen-tags"),
+        ('<|START_ACTION|>[{"tool_call_id": "0", "tool_name": ""}]', "command"),
+        ("'<tool_calls{}>'.format(':opensource') '<arg_key{}>'", "hy3"),
         ("<|start_of_role|>respond with <|tool_call|>", "granite"),
         ("<seed:think><seed:tool_call><function=f><parameter=p>", "seed"),
         ('<think><minimax:tool_call><invoke name="f"><parameter name="p">', "minimax"),

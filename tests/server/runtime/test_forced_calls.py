@@ -51,6 +51,16 @@ CALLS: dict[str, tuple[str, str | None]] = {
         '<minimax:tool_call>\n<invoke name="get_time">\n<parameter name="city">Rome</parameter>\n'
         "</invoke>\n</minimax:tool_call>", None,
     ),
+    "hy3": (
+        "<tool_calls:opensource>\n<tool_call:opensource>get_time<tool_sep:opensource>\n"
+        "<arg_key:opensource>city</arg_key:opensource>\n"
+        "<arg_value:opensource>Rome</arg_value:opensource>\n"
+        "</tool_call:opensource>\n</tool_calls:opensource>", None,
+    ),
+    "command": (
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_time", '
+        '"parameters": {"city": "Rome"}}\n]<|END_ACTION|>', None,
+    ),
     "granite": ('<|tool_call|>[{"name": "get_time", "arguments": {"city": "Rome"}}]', None),
     "glm": (
         "<tool_call>get_time\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>",
@@ -130,6 +140,16 @@ def test_a_call_is_allowed_and_nothing_else(tokenizer_of, name):
 
 
 SEVERAL = {
+    "command": "<|START_ACTION|>[\n    " + ",\n    ".join(
+        f'{{"tool_call_id": "{i}", "tool_name": "{n}", "parameters": {{"city": "Rome"}}}}'
+        for i, n in enumerate(("get_time", "get_weather"))
+    ) + "\n]<|END_ACTION|>",
+    "hy3": "<tool_calls:opensource>\n" + "".join(
+        f"<tool_call:opensource>{n}<tool_sep:opensource>\n"
+        "<arg_key:opensource>city</arg_key:opensource>\n"
+        "<arg_value:opensource>Rome</arg_value:opensource>\n</tool_call:opensource>\n"
+        for n in ("get_time", "get_weather")
+    ) + "</tool_calls:opensource>",
     "granite": '<|tool_call|>[{"name": "get_time", "arguments": {"city": "Rome"}}, '
     '{"name": "get_weather", "arguments": {"city": "Rome"}}]',
     "minimax": "<minimax:tool_call>\n" + "".join(

@@ -7,6 +7,7 @@ table are tried in order, because a template may also contain markers of a simpl
 from __future__ import annotations
 
 from zinc.chat.format import ChatFormat
+from zinc.chat.formats.command import COMMAND
 from zinc.chat.formats.deepseek import DEEPSEEK, DEEPSEEK_V31
 from zinc.chat.formats.gemma3 import GEMMA3
 from zinc.chat.formats.gemma4 import GEMMA4
@@ -14,6 +15,7 @@ from zinc.chat.formats.glm import GLM
 from zinc.chat.formats.granite import GRANITE
 from zinc.chat.formats.harmony import HARMONY
 from zinc.chat.formats.hermes import HERMES, THINK
+from zinc.chat.formats.hy3 import HY3
 from zinc.chat.formats.llama import LLAMA
 from zinc.chat.formats.minimax import MINIMAX
 from zinc.chat.formats.mistral import MISTRAL
@@ -30,6 +32,8 @@ _DETECT: tuple[tuple[ChatFormat, tuple[str, ...]], ...] = (
     (DEEPSEEK, ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "```json")),
     (DEEPSEEK_V31, ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")),
     (MISTRAL, ("[TOOL_CALLS]",)),
+    (COMMAND, ("<|START_ACTION|>", '"tool_name"')),
+    (HY3, ("<tool_calls{}>", "<arg_key{}>", ":opensource")),
     (GLM, ("<tool_call>", "<arg_key>")),
     (SEED, ("<seed:tool_call>", "<function=", "<parameter=")),
     (MINIMAX, ("<minimax:tool_call>", "<invoke name=", "<parameter name=")),

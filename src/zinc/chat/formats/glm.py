@@ -11,44 +11,74 @@ be either.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zinc.chat.format import ChatFormat
 from zinc.chat.formats.hermes import THINK
 from zinc.chat.formats.tagged import Arguments
 from zinc.chat.output import Output
 from zinc.chat.reader import MalformedError, Reader, Steps
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_KEY, _KEY_END = "<arg_key>", "</arg_key>"
-_VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
+
+@dataclass(frozen=True)
+class PairTags:
+    """The tags of a call with pairs of key and value; `suffix` ends the name of each tag.
+
+    name_end: the tag after the name of the tool; without one, the next tag ends the name.
+    """
+
+    suffix: str = ""
+    name_end: str = ""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """The tags of a call, its key and its value, each with its closing tag."""
+        names = ("tool_call", "arg_key", "arg_value")
+        return tuple(f"<{end}{name}{self.suffix}>" for name in names for end in ("", "/"))
+
+    def read(self, reader: Reader, output: Output) -> Steps[None]:
+        """Read a call, after its opening tag."""
+        _, close, key_tag, key_end, value, value_end = self.all
+
+        def next_tag() -> Steps[str]:
+            for tag in (key_tag, close):
+                if (yield from reader.match_after_space(tag)):
+                    return tag
+            return ""
+
+        ends = (self.name_end,) if self.name_end else (key_tag, close)
+        name, marker = yield from reader.until(*ends)
+        name = name.strip()
+        if self.name_end:
+            marker = yield from next_tag()
+        if marker == close and not output.knows(name):
+            raise MalformedError(name)
+        output.start(name)
+        arguments = Arguments(output, name)
+        while marker == key_tag:
+            key = (yield from reader.until(key_end))[0].strip()
+            if not (yield from reader.match_after_space(value)):
+                raise MalformedError(key)
+            yield from arguments.read(reader, key, value_end, (key_tag, close))
+            marker = yield from next_tag()
+        if marker != close:
+            raise MalformedError(name)
+        arguments.close()
+        output.end()
+
+    def example(self) -> str:
+        """Return an example of a call."""
+        open, close, key, key_end, value, value_end = self.all
+        pair = f"{key}<key>{key_end}\n{value}<value>{value_end}"
+        return f"{open}<name>{self.name_end}\n{pair}\n{close}"
 
 
-def _read_call(reader: Reader, output: Output) -> Steps[None]:
-    name, marker = yield from reader.until(_KEY, _CLOSE)
-    name = name.strip()
-    if marker == _CLOSE and not output.knows(name):
-        raise MalformedError(name)
-    output.start(name)
-    arguments = Arguments(output, name)
-    while marker == _KEY:
-        key = (yield from reader.until(_KEY_END))[0].strip()
-        if not (yield from reader.match_after_space(_VALUE)):
-            raise MalformedError(key)
-        yield from arguments.read(reader, key, _VALUE_END, (_KEY, _CLOSE))
-        marker = ""
-        for next in (_KEY, _CLOSE):
-            if (yield from reader.match_after_space(next)):
-                marker = next
-                break
-    if marker != _CLOSE:
-        raise MalformedError(name)
-    arguments.close()
-    output.end()
-
+_TAGS = PairTags()
 
 GLM = ChatFormat(
     name="glm",
-    markers=(_OPEN, _CLOSE, _KEY, _KEY_END, _VALUE, _VALUE_END, THINK.begin, THINK.end),
+    markers=(*_TAGS.all, THINK.begin, THINK.end),
     thinking=THINK,
-    calls={_OPEN: _read_call},
-    syntax=f"{_OPEN}<name>\n{_KEY}<key>{_KEY_END}\n{_VALUE}<value>{_VALUE_END}\n{_CLOSE}",
+    calls={_TAGS.all[0]: _TAGS.read},
+    syntax=_TAGS.example(),
 )

@@ -1,7 +1,8 @@
 """Readers of calls that are JSON objects: {"name": "...", "arguments": {...}}, with variations.
 
-Llama writes `parameters`. Some models write the arguments first, add keys, or write the arguments
-as a string of JSON. One reader accepts all of these, since models also mix the forms.
+Llama writes `parameters`, and Command `tool_name`. Some models write the arguments first, add keys,
+or write the arguments as a string of JSON. One reader accepts all of these, since models also mix
+the forms.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from zinc.chat.output import Output
 from zinc.chat.reader import MalformedError, Reader, Steps
 
 _ARGUMENTS = ("arguments", "parameters")
-_BEFORE_NAME = (*_ARGUMENTS, "type", "id")
+_NAMES = ("name", "tool_name")
+_BEFORE_NAME = (*_ARGUMENTS, "type", "id", "tool_call_id")
 
 
 def read_json_call(reader: Reader, output: Output, known: bool = False) -> Steps[None]:
@@ -26,7 +28,7 @@ def read_json_call(reader: Reader, output: Output, known: bool = False) -> Steps
     while True:
         key = yield from read_string(reader)
         yield from reader.expect(":")
-        if key == "name" and name is None:
+        if key in _NAMES and name is None:
             name = yield from read_string(reader)
             if known and not output.knows(name):
                 raise MalformedError(name)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zinc.chat.formats.hy3 import TAGS as HY3_TAGS
 from zinc.grammar.schema.document import SchemaError
 from zinc.grammar.schema.rules import SchemaRules
 from zinc.server.runtime.tool_calls.gemma_values import GemmaValues
@@ -101,6 +102,19 @@ def _granite(marks: Marks) -> CallFormat:
     return CallFormat(_json("arguments"), literal(", "), before, literal("]"))
 
 
+def _command(marks: Marks) -> CallFormat:
+    """Return Command's format: a list of calls with ids, on lines of their own."""
+
+    def write(call: Call, marks: Marks) -> list[str]:
+        name = literal(f'", "tool_name": {json.dumps(call.name)}, "parameters": ')
+        head = (literal('{"tool_call_id": "'), "/[0-9]{1,3}/", name)
+        return [call.rule(*head, "args", literal("}")), *call.arguments]
+
+    before = " ".join((marks("<|START_ACTION|>"), literal("[\n    ")))
+    after = " ".join((literal("\n]"), marks("<|END_ACTION|>")))
+    return CallFormat(write, literal(",\n    "), before, after)
+
+
 def _deepseek(fenced: bool) -> Callable[[Marks], CallFormat]:
     """Return DeepSeek's format. fenced: arguments are in a code fence (V3 and R1, not V3.1)."""
 
@@ -182,6 +196,21 @@ def _glm(call: Call, marks: Marks) -> list[str]:
     return _tagged(call, marks, head, tags, [marks("</tool_call>")])
 
 
+def _hy3(marks: Marks) -> CallFormat:
+    """Return Hy3's format: a block of calls with the tags of GLM, which have a suffix."""
+    open, close, key, key_end, value, value_end = HY3_TAGS.all
+
+    def write(call: Call, marks: Marks) -> list[str]:
+        def tags(name: str) -> tuple[str, str]:
+            return f"{key}{name}{key_end}\n{value}", f"{value_end}\n"
+
+        head = [marks(open), literal(call.name), marks(HY3_TAGS.name_end), literal("\n")]
+        return _tagged(call, marks, head, tags, [marks(close), literal("\n")])
+
+    before = " ".join((marks("<tool_calls:opensource>"), literal("\n")))
+    return CallFormat(write, "", before, marks("</tool_calls:opensource>"))
+
+
 def _tagged(
     call: Call,
     marks: Marks,
@@ -225,6 +254,8 @@ CALL_FORMATS: Mapping[str, Callable[[Marks], CallFormat]] = {
     "qwen-tags": _plainly(_qwen_tags, literal("\n")),
     "seed": _plainly(_seed, literal("\n")),
     "minimax": _minimax,
+    "hy3": _hy3,
+    "command": _command,
     "glm": _plainly(_glm, literal("\n")),
     "llama": lambda marks: CallFormat(_json("parameters"), json_member="parameters"),
     "gemma3": lambda marks: CallFormat(_json("parameters"), json_member="parameters"),
