@@ -12,7 +12,16 @@ import pytest
 from zinc.tokenizer import Tokenizer
 
 FOLDER = os.environ.get("ZINC_TEST_VOCABS", "")
-NAMES = ["command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe"]
+NAMES = [
+    "bert-bge",
+    "command-r",
+    "deepseek-coder",
+    "deepseek-llm",
+    "falcon",
+    "gemma-4",
+    "gpt-2",
+    "llama-bpe",
+]
 NAMES += ["llama-spm", "mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder"]
 SEPARATOR = "\n__ggml_vocab_test__\n"
 
