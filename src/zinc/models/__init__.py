@@ -129,6 +129,15 @@ def load_draft(
     return graph, tokens
 
 
+def is_encoder(file: GGUFFile) -> bool:
+    """Return whether a model file is an encoder; of one that zinc cannot load, what it says."""
+    try:
+        return _described(file, None, None, False)[1].is_encoder
+    except (ModelError, UnsupportedError, RequestError):
+        arch = file.metadata.get("general.architecture")
+        return file.metadata.get(f"{arch}.attention.causal") is False
+
+
 def _described(
     file: GGUFFile, rope: RopeScaling | None, context: int | None, extended: bool
 ) -> tuple[Architecture, ModelSpec]:

@@ -55,6 +55,13 @@ def test_the_prompt_of_a_purpose_comes_before_each_text(
     )
 
 
+def test_a_file_that_does_not_say_that_it_is_not_causal_is_an_encoder(server: Running) -> None:
+    assert server.post("/api/show", {"model": "gemmaembedding"}).json["capabilities"] == [
+        "embedding"
+    ]
+    assert server.get("/api/v0/models/gemmaembedding").json["type"] == "embeddings"
+
+
 def test_fields_of_jina(server: Running) -> None:
     plain = rows(server, "bert", ["a fox"])
     np.testing.assert_array_equal(rows(server, "bert", [{"text": "a fox"}], truncate=True), plain)

@@ -12,6 +12,7 @@ from typing import Any
 from zinc.chat.formats import detect
 from zinc.formats.gguf import GGUFFile
 from zinc.hub.variants import label_of
+from zinc.models import is_encoder
 from zinc.models.parts.ranking import is_reranker
 from zinc.quant.blocks import GGMLType
 from zinc.server.runtime.entry import Entry
@@ -61,6 +62,7 @@ def _facts(path: Path, mtime_ns: int) -> FileFacts:
             n_bytes[type_name] = n_bytes.get(type_name, 0) + tensor.n_bytes
         architecture = str(metadata.get("general.architecture", ""))
         ranks = is_reranker(file, architecture)
+        embeds = is_encoder(file)
     context = metadata.get(f"{architecture}.context_length", 0)
     tools, thinking = _chat_features(metadata)
     return FileFacts(
@@ -70,7 +72,7 @@ def _facts(path: Path, mtime_ns: int) -> FileFacts:
         n_parameters=n_elements,
         context=context if isinstance(context, int) else 0,
         digest=sha.hexdigest(),
-        generates=not ranks and metadata.get(f"{architecture}.attention.causal") is not False,
+        generates=not (ranks or embeds),
         ranks=ranks,
         has_tools=tools,
         has_thinking=thinking,
