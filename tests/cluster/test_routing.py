@@ -112,6 +112,16 @@ def test_the_longest_prefix_wins_then_the_least_load():
     assert table.rank(loads, []) == ["a", "b", "c"]
 
 
+def test_of_equally_loaded_replicas_the_one_with_the_least_cached_comes_first():
+    table = RoutingTable(1000)
+    table.sent("a", digests("p", 5))
+    table.sent("b", digests("q", 3))
+    loads = {"a": 0, "b": 0, "c": 0}
+    assert table.rank(loads, digests("r", 2)) == ["c", "b", "a"]
+    assert table.rank({**loads, "c": 1}, digests("r", 2)) == ["b", "a", "c"]
+    assert table.rank(loads, digests("p", 2)) == ["a", "c", "b"]
+
+
 def test_a_replica_that_is_much_busier_is_not_preferred():
     table = RoutingTable(1000)
     table.sent("b", digests("p", 5))

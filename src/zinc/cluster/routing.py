@@ -95,16 +95,18 @@ class RoutingTable:
         """Return the replicas of `loads`, the best one for a prompt first.
 
         loads: running and waiting requests of each replica. avoid: replicas that come last. A
-        replica that is much busier than another one is preferred for no prefix.
+        replica that is much busier than another one is preferred for no prefix. Of equally good
+        ones, the one with the least in its cache comes first.
         """
         avoided = set(avoid)
         least = min((n for name, n in loads.items() if name not in avoided), default=0)
 
-        def order(name: str) -> tuple[bool, int, int, str]:
+        def order(name: str) -> tuple[bool, int, int, int, str]:
             sketch = self._sketches.get(name)
             is_busy = loads[name] > least + self._slack
             found = 0 if sketch is None or is_busy else sketch.n_matching(blocks)
-            return name in avoided, -found, loads[name], name
+            n_cached = 0 if sketch is None else len(sketch)
+            return name in avoided, -found, loads[name], n_cached, name
 
         return sorted(loads, key=order)
 
