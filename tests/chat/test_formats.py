@@ -61,6 +61,11 @@ def hy3(*calls):
     return tag("tool_calls", "\n" + made, end="")
 
 
+def minicpm(name, **values):
+    params = "".join(f'<param name="{k}">{v}</param>' for k, v in values.items())
+    return f'<function name="{name}">{params}</function>'
+
+
 def command(*calls):
     rows = [
         f'    {{"tool_call_id": "{i}", "tool_name": "{name}", "parameters": {json.dumps(values)}}}'
@@ -240,6 +245,21 @@ CASES = {
         "command",
         command(("get_weather", {"city": HARD})),
         calls=[("get_weather", {"city": HARD})],
+    ),
+    "minicpm all": Case(
+        "minicpm",
+        "<think>Hm.</think>\nSure.\n" + minicpm("get_weather", city="Oslo", days=3),
+        "Sure.",
+        "Hm.",
+        [WEATHER],
+    ),
+    "minicpm parallel": Case(
+        "minicpm", minicpm("now") + minicpm("add", a="1.5", b="-2"), calls=[("now", {}), SUM]
+    ),
+    "minicpm hard text": Case(
+        "minicpm",
+        minicpm("get_weather", city=f"<![CDATA[{HARD}\n</param> is a tag]]>"),
+        calls=[("get_weather", {"city": HARD + "\n</param> is a tag"})],
     ),
     "granite one": Case(
         "granite", '<|tool_call|>{"name": "now", "arguments": {}}', calls=[("now", {})]
@@ -548,6 +568,7 @@ def test_events_in_order():
             '<minimax:tool_call><invoke name="get_weather"><parameter name="city">Os',
             "lo</parameter>",
         ),
+        ("minicpm", '<function name="get_weather"><param name="city">Os', "lo</param>"),
         (
             "hy3",
             hy3(("get_weather", {"city": "Os"})).split("</arg_value")[0],
@@ -613,6 +634,8 @@ def test_text_is_passed_on_unless_it_may_be_a_marker():
         ("hy3", "<tool_calls:opensource>"),
         ("hy3", hy3(("unknown", {}))),
         ("command", "<|START_ACTION|>[]"),
+        ("minicpm", '<function name="unknown"></function>'),
+        ("minicpm", '<function name="now'),
         ("command", '<|START_ACTION|>[{"tool_call_id": "0"'),
         ("glm", "<tool_call>no such tool</tool_call>"),
         ("glm", "<tool_call>now\n<arg_key"),

@@ -273,6 +273,7 @@ def test_every_format_with_calls_has_a_syntax_or_its_own_template():
         ("<think><tool_call>{name}<arg_key>", "glm"),
         ("<think><tool_call><function=f><parameter=p>", "qwen-tags"),
         ('<|START_ACTION|>[{"tool_call_id": "0", "tool_name": ""}]', "command"),
+        ('<think><function name="f"><param name="p">', "minicpm"),
         ("'<tool_calls{}>'.format(':opensource') '<arg_key{}>'", "hy3"),
         ("<|start_of_role|>respond with <|tool_call|>", "granite"),
         ("<seed:think><seed:tool_call><function=f><parameter=p>", "seed"),

@@ -61,6 +61,7 @@ CALLS: dict[str, tuple[str, str | None]] = {
         '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_time", '
         '"parameters": {"city": "Rome"}}\n]<|END_ACTION|>', None,
     ),
+    "minicpm": ('<function name="get_time"><param name="city">Rome</param></function>', ""),
     "granite": ('<|tool_call|>[{"name": "get_time", "arguments": {"city": "Rome"}}]', None),
     "glm": (
         "<tool_call>get_time\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>",

@@ -17,6 +17,7 @@ from zinc.chat.formats.harmony import HARMONY
 from zinc.chat.formats.hermes import HERMES, THINK
 from zinc.chat.formats.hy3 import HY3
 from zinc.chat.formats.llama import LLAMA
+from zinc.chat.formats.minicpm import MINICPM
 from zinc.chat.formats.minimax import MINIMAX
 from zinc.chat.formats.mistral import MISTRAL
 from zinc.chat.formats.qwen import QWEN_TAGS, SEED
@@ -37,6 +38,7 @@ _DETECT: tuple[tuple[ChatFormat, tuple[str, ...]], ...] = (
     (GLM, ("<tool_call>", "<arg_key>")),
     (SEED, ("<seed:tool_call>", "<function=", "<parameter=")),
     (MINIMAX, ("<minimax:tool_call>", "<invoke name=", "<parameter name=")),
+    (MINICPM, ('<function name="', '<param name="')),
     (GRANITE, ("<|tool_call|>", "<|start_of_role|>")),
     (QWEN_TAGS, ("<tool_call>", "<function=", "<parameter=")),
     (HERMES, ("<tool_call>", "</tool_call>", '"arguments"')),

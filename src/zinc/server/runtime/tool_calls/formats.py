@@ -186,6 +186,14 @@ def _minimax(marks: Marks) -> CallFormat:
     return CallFormat(write, "", before, marks("</minimax:tool_call>"))
 
 
+def _minicpm(call: Call, marks: Marks) -> list[str]:
+    def tags(key: str) -> tuple[str, str]:
+        return f'<param name="{key}">', "</param>"
+
+    head = [literal(f'<function name="{call.name}">')]
+    return _tagged(call, marks, head, tags, [literal("</function>")])
+
+
 def _glm(call: Call, marks: Marks) -> list[str]:
     """Return the rules of a GLM call. A value ends at a marker that may be a token, then "\\n"."""
 
@@ -254,6 +262,7 @@ CALL_FORMATS: Mapping[str, Callable[[Marks], CallFormat]] = {
     "qwen-tags": _plainly(_qwen_tags, literal("\n")),
     "seed": _plainly(_seed, literal("\n")),
     "minimax": _minimax,
+    "minicpm": _plainly(_minicpm, ""),
     "hy3": _hy3,
     "command": _command,
     "glm": _plainly(_glm, literal("\n")),
