@@ -54,7 +54,7 @@ class Block:
     @property
     def slides(self) -> bool:
         """Whether the attention of the block has a sliding window."""
-        return self.arch == "mimo2"
+        return self.arch in ("mimo2", "exaone-moe")
 
     def key(self, name: str, default: Any = 0) -> Any:
         return self.file.metadata.get(f"{self.arch}.{name}", default)
@@ -153,7 +153,8 @@ class Block:
         return np.concatenate([turned, x[..., dims:]], axis=-1)
 
     def frequencies(self, dims: int) -> Rows:
-        base = self.key("rope.freq_base_swa" if self.slides else "rope.freq_base")
+        base = self.key("rope.freq_base")
+        base = self.key("rope.freq_base_swa", base) if self.slides else base
         plain = base ** (-2.0 * np.arange(dims // 2) / dims)
         if self.key("rope.scaling.type", "") != "yarn":
             return plain

@@ -9,6 +9,7 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.moe import experts_from, leading_dense_layers
+from zinc.models.parts.nextn import sliding_draft_decoder
 from zinc.models.parts.spec import ModelSpec, dense_spec
 
 
@@ -27,3 +28,4 @@ def spec(file: GGUFFile) -> ModelSpec:
 
 
 build = decoder
+build_draft = sliding_draft_decoder

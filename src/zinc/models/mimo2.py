@@ -10,11 +10,9 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.moe import experts_from, leading_dense_layers
-from zinc.models.parts.nextn import draft_decoder
+from zinc.models.parts.nextn import sliding_draft_decoder
 from zinc.models.parts.rope import sliding_rope
 from zinc.models.parts.spec import ModelSpec, dense_spec
-from zinc.models.parts.weights import Weights
-from zinc.ops.graph import Graph
 from zinc.ops.moe import SIGMOID
 
 
@@ -39,8 +37,4 @@ def spec(file: GGUFFile) -> ModelSpec:
 
 
 build = decoder
-
-
-def build_draft(g: Graph, spec: ModelSpec, w: Weights, tokens: tuple[int, ...]) -> None:
-    sliding = [i for i, a in enumerate(spec.attention) if a.window]
-    draft_decoder(g, spec, w, tokens, like=sliding[-1] if sliding else -1)
+build_draft = sliding_draft_decoder

@@ -181,6 +181,12 @@ def draft_decoder(
     w.check_block(spec.n_layers)
 
 
+def sliding_draft_decoder(g: Graph, spec: ModelSpec, w: Weights, tokens: tuple[int, ...]) -> None:
+    """Add the graph of a NextN block that has the attention of the sliding layers."""
+    sliding = [i for i, a in enumerate(spec.attention) if a.window]
+    draft_decoder(g, spec, w, tokens, like=sliding[-1] if sliding else -1)
+
+
 def _require(w: Weights) -> None:
     """Raise ModelError with the names of all missing tensors that make a NextN block."""
     missing = [w.prefix + name for name in _REQUIRED if w.prefix + name not in w.file.tensors]
