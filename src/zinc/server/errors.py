@@ -45,6 +45,9 @@ ANTHROPIC_TYPES = {
 }
 
 
+CONTEXT_EXCEEDED = "exceed_context_size_error"  # `type` of the error, as in llama.cpp
+
+
 class ApiError(ZincError):
     """An error response to a request.
 
@@ -137,7 +140,7 @@ def context_exceeded(
         f"with {n_tokens} tokens it exceeds the available context size of {context} tokens",
         "shorten the prompt, or serve the model with a larger --context",
         code="context_length_exceeded",
-        kind="exceed_context_size_error",
+        kind=CONTEXT_EXCEEDED,
         param=param,
         details={"n_prompt_tokens": n_prompt, "n_ctx": context},
     )

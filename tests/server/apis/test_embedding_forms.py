@@ -72,6 +72,51 @@ def test_fields_of_jina(server: Running) -> None:
     np.testing.assert_allclose(longer / np.linalg.norm(longer), plain, atol=1e-6)
 
 
+LONG = "a fox runs " * 60
+
+
+def test_a_text_longer_than_the_context_is_cut(server: Running) -> None:
+    context, frame = 96, 2  # CLS and SEP
+    ids = server.post("/tokenize", {"model": "bert", "content": LONG}).json["tokens"]
+    cls, *body, sep = ids if ids[-1] == 3 else [2, *ids, 3]
+    first = [cls, *body[: context - frame], sep]
+    last = [cls, *body[-(context - frame) :], sep]
+    want = rows(server, "bert", [first, last])
+    np.testing.assert_array_equal(rows(server, "bert", LONG, truncate=True)[0], want[0])
+    for truncate, row in (("END", want[0]), ("START", want[1])):
+        fields = {"model": "bert", "texts": [LONG, "fox"], "truncate": truncate}
+        found = server.post("/v2/embed", fields).json["embeddings"]["float"]
+        np.testing.assert_array_equal(found[0], row)
+    for fields in ({}, {"truncate": True}):
+        asked = {"model": "bert", "input": [LONG], **fields}
+        found = server.post("/api/embed", asked).json["embeddings"]
+        np.testing.assert_array_equal(found[0], want[0])
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/embeddings", {"input": LONG}),
+        ("/api/embed", {"input": LONG, "truncate": False}),
+        ("/v2/embed", {"texts": [LONG], "truncate": "NONE"}),
+    ],
+)
+def test_a_text_longer_than_the_context_is_refused(
+    server: Running, path: str, fields: dict[str, object]
+) -> None:
+    answer = server.post(path, {"model": "bert", **fields})
+    assert answer.status == 400
+    assert "exceeds the available context size of 96" in answer.body.decode()
+
+
+def test_a_prompt_stays_before_a_text_that_is_cut(server: Running) -> None:
+    fields = {"model": "nomicbert", "texts": [LONG], "input_type": "query", "truncate": "START"}
+    found = server.post("/v2/embed", fields).json
+    assert found["meta"]["billed_units"]["input_tokens"] == 96
+    other = server.post("/v2/embed", {**fields, "input_type": None}).json
+    assert found["embeddings"] != other["embeddings"]
+
+
 def test_the_first_version_of_cohere_answers_with_a_list(server: Running) -> None:
     fields = {"model": "bert", "texts": ["a fox"], "input_type": "search_query"}
     first = server.post("/v1/embed", fields).json

@@ -18,6 +18,7 @@ from zinc.engine.readout import Pooled, Pooling, embedding
 from zinc.server.apis.shared.embeddings import (
     MAX_INPUTS,
     RowFormat,
+    Truncate,
     answer_embeddings,
     encode_row,
     encode_texts,
@@ -29,6 +30,8 @@ from zinc.server.errors import ApiError, invalid
 from zinc.server.http.body import Fields, FirstError
 from zinc.server.http.responses import encode_json
 from zinc.server.runtime.loaded_model import LoadedModel
+
+_CUTS: dict[str, Truncate | None] = {"NONE": None, "START": "start", "END": "end"}
 
 
 class EmbedInput(Fields):
@@ -50,10 +53,10 @@ class CohereEmbedFields(QueueFields):
     )
     embedding_types: Annotated[list[RowFormat], FirstError()] | None = Field(None, min_length=1)
     output_dimension: int | None = Field(None, ge=1, description="keep only the first dimensions")
-    truncate: Literal["NONE", "START", "END"] | None = Field(
-        None, description="no effect: texts that do not fit are refused"
+    truncate: Literal["NONE", "START", "END"] = Field(
+        "END", description="the end that is cut off a text longer than the context"
     )
-    max_tokens: int | None = Field(None, description="no effect, as truncate")
+    max_tokens: int | None = Field(None, description="no effect: the context limits texts")
 
 
 async def embed(service: Service, request: Request) -> Response:
@@ -103,7 +106,8 @@ async def embed(service: Service, request: Request) -> Response:
 
     def encode(model: LoadedModel) -> list[list[int]]:
         prompt = task_prompt(model.llm.spec.arch, fields.input_type, "input_type")
-        return encode_texts(model, texts, param, parse_special=False, prompt=prompt)
+        cut = _CUTS[fields.truncate]
+        return encode_texts(model, texts, param, parse_special=False, prompt=prompt, truncate=cut)
 
     return await answer_embeddings(
         service, request, fields.model, fields.priority, check, encode, body

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from zinc.engine.readout import Pooled, Pooling, embedding
 from zinc.server.apis.ollama.common import Clock, own_name
-from zinc.server.apis.shared.embeddings import Texts, answer_embeddings, encode_texts
+from zinc.server.apis.shared.embeddings import Texts, Truncate, answer_embeddings, encode_texts
 from zinc.server.apis.shared.fields import QueueFields
 from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.errors import ApiError, invalid
@@ -34,7 +34,7 @@ class EmbedFields(_Fields):
     """A request for the embeddings of texts."""
 
     input: Texts
-    truncate: bool | None = Field(None, description="no effect: texts that do not fit are refused")
+    truncate: bool | None = Field(None, description="false refuses texts longer than the context")
     dimensions: int | None = Field(None, ge=1, description="keep only the first dimensions")
 
 
@@ -65,7 +65,8 @@ async def embed(service: Service, request: Request) -> Response:
             yield encode_json(embedding(each.row, fields.dimensions).tolist())
         yield b"]}"
 
-    return await _answer(service, request, fields, fields.input, "input", check, body)
+    cut: Truncate | None = None if fields.truncate is False else "end"
+    return await _answer(service, request, fields, fields.input, "input", check, body, cut)
 
 
 async def embeddings(service: Service, request: Request) -> Response:
@@ -75,7 +76,9 @@ async def embeddings(service: Service, request: Request) -> Response:
     def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
         yield encode_json({"embedding": embedding(pools[0].row, None).tolist()})
 
-    return await _answer(service, request, fields, fields.prompt, "prompt", _check_pooling, body)
+    return await _answer(
+        service, request, fields, fields.prompt, "prompt", _check_pooling, body, "end"
+    )
 
 
 async def _answer(
@@ -86,8 +89,9 @@ async def _answer(
     param: str,
     check: Callable[[LoadedModel], None],
     body: Callable[[LoadedModel, list[Pooled], int], Iterable[bytes]],
+    truncate: Truncate | None,
 ) -> Response:
-    encode = partial(encode_texts, texts=texts, param=param, parse_special=False)
+    encode = partial(encode_texts, texts=texts, param=param, parse_special=False, truncate=truncate)
     name = own_name(service.pool, fields.model)
     return await answer_embeddings(service, request, name, fields.priority, check, encode, body)
 

@@ -18,6 +18,7 @@ from zinc.server.apis.openai.common import NeutralFields
 from zinc.server.apis.shared.embeddings import (
     RowFormat,
     Texts,
+    Truncate,
     answer_embeddings,
     encode_row,
     encode_texts,
@@ -44,7 +45,7 @@ class EmbeddingFields(NeutralFields, QueueFields):
     task: str | None = Field(None, description="Jina: the same, such as retrieval.query")
     prompt_name: str | None = Field(None, description="Text Embeddings Inference: the same")
     normalized: bool = Field(True, description="Jina: scale embeddings to length 1")
-    truncate: bool | None = Field(None, description="no effect: texts that do not fit are refused")
+    truncate: bool = Field(False, description="Jina: cut texts that are longer than the context")
 
 
 async def embeddings(service: Service, request: Request) -> Response:
@@ -83,7 +84,10 @@ async def embeddings(service: Service, request: Request) -> Response:
         names = ("input_type", "task", "prompt_name")
         param = next((name for name in names if getattr(fields, name) is not None), names[0])
         prompt = task_prompt(model.llm.spec.arch, getattr(fields, param), param)
-        return encode_texts(model, fields.input, "input", parse_special=False, prompt=prompt)
+        cut: Truncate | None = "end" if fields.truncate else None
+        return encode_texts(
+            model, fields.input, "input", parse_special=False, prompt=prompt, truncate=cut
+        )
 
     return await answer_embeddings(
         service, request, fields.model, fields.priority, check, encode, body

@@ -22,6 +22,7 @@ from zinc.engine.sequence import Timings
 from zinc.ops.values import FloatArray
 from zinc.server.apis.shared import prompts
 from zinc.server.apis.shared.service import Service, client_of, record_answers
+from zinc.server.errors import CONTEXT_EXCEEDED, ApiError
 from zinc.server.http.responses import record, stop, unless_disconnected
 from zinc.server.runtime.job import Client, End, Job
 from zinc.server.runtime.loaded_model import LoadedModel
@@ -29,9 +30,12 @@ from zinc.server.runtime.reader import PlainReader
 
 MAX_INPUTS = 2048  # OpenAI's own limit
 AT_A_TIME = 32  # texts of one request in the engine or its queue
+# A text is cut to this many characters for each token of the context before it is tokenised.
+MAX_TOKEN_CHARACTERS = 64
 _NO_ANSWER = SamplingParams(max_tokens=0)
 
 Texts = prompts.Prompt
+Truncate = Literal["start", "end"]
 RowFormat = Literal["float", "base64", "binary", "ubinary"]
 
 
@@ -67,23 +71,48 @@ async def answer_embeddings(
 
 
 def encode_texts(
-    model: LoadedModel, texts: Texts, param: str, parse_special: bool, prompt: str = ""
+    model: LoadedModel,
+    texts: Texts,
+    param: str,
+    parse_special: bool,
+    prompt: str = "",
+    truncate: Truncate | None = None,
 ) -> list[list[int]]:
     """Return the token ids of each text in `texts`, the value of the field `param`.
 
-    prompt: is put before each text, but not before token ids.
+    prompt: is put before each text, but not before token ids. truncate: the end of a text that is
+    cut off if it is longer than the context; None refuses such a text.
     """
     found = prompts.as_list(texts, param, MAX_INPUTS)
     names = [param] if len(found) == 1 else [f"{param}[{i}]" for i in range(len(found))]
-    encoded = (
-        prompts.encode(model, _after(prompt, text), name, parse_special=parse_special, room=0)
-        for text, name in zip(found, names, strict=True)
-    )
-    return prompts.limited(model, encoded, param)
+
+    def encoded(text: str | list[Any], name: str) -> list[int]:
+        whole = prompt + text if isinstance(text, str) else text
+        try:
+            return prompts.encode(model, whole, name, parse_special=parse_special, room=0)
+        except ApiError as error:
+            if truncate is None or not isinstance(text, str) or error.kind != CONTEXT_EXCEEDED:
+                raise
+            return _cut(model, prompt, text, truncate)
+
+    each = (encoded(text, name) for text, name in zip(found, names, strict=True))
+    return prompts.limited(model, each, param)
 
 
-def _after(prompt: str, text: str | list[Any]) -> str | list[Any]:
-    return prompt + text if isinstance(text, str) else text
+def _cut(model: LoadedModel, prompt: str, text: str, truncate: Truncate) -> list[int]:
+    """Return the ids of the part of a text that fits the context, after the prompt."""
+    tokenizer = model.tokenizer
+    frame = tokenizer.encode("")  # BOS and EOS, as far as the model adds them
+    n_before = int(tokenizer.add_bos and tokenizer.bos_id is not None)
+    most = model.context * MAX_TOKEN_CHARACTERS
+    if truncate == "end":
+        body = tokenizer.encode(prompt + text[:most], add_special=False)
+        kept = body[: model.context - len(frame)]
+    else:
+        first = tokenizer.encode(prompt, add_special=False) if prompt else []
+        body = tokenizer.encode(text[-most:], add_special=False)
+        kept = first + body[len(body) - (model.context - len(frame) - len(first)) :]
+    return frame[:n_before] + kept + frame[n_before:]
 
 
 async def read_all(
