@@ -261,6 +261,25 @@ CASES = {
         minicpm("get_weather", city=f"<![CDATA[{HARD}\n</param> is a tag]]>"),
         calls=[("get_weather", {"city": HARD + "\n</param> is a tag"})],
     ),
+    "lfm2 all": Case(
+        "lfm2",
+        "<think>Hm.</think>Sure.<|tool_call_start|>"
+        '[get_weather(city="Oslo", days=3), now()]<|tool_call_end|>',
+        "Sure.",
+        "Hm.",
+        [WEATHER, ("now", {})],
+    ),
+    "lfm2 json": Case(
+        "lfm2",
+        f'<|tool_call_start|>[{{"name": "get_weather", "arguments": {json.dumps(OSLO)}}}]'
+        "<|tool_call_end|>",
+        calls=[WEATHER],
+    ),
+    "lfm2 hard text": Case(
+        "lfm2",
+        f"<|tool_call_start|>[get_weather(city={HARD!r})]<|tool_call_end|>",
+        calls=[("get_weather", {"city": HARD})],
+    ),
     "granite one": Case(
         "granite", '<|tool_call|>{"name": "now", "arguments": {}}', calls=[("now", {})]
     ),
@@ -569,6 +588,7 @@ def test_events_in_order():
             "lo</parameter>",
         ),
         ("minicpm", '<function name="get_weather"><param name="city">Os', "lo</param>"),
+        ("lfm2", "<|tool_call_start|>[get_weather(city='Os", "lo')]"),
         (
             "hy3",
             hy3(("get_weather", {"city": "Os"})).split("</arg_value")[0],
@@ -634,6 +654,8 @@ def test_text_is_passed_on_unless_it_may_be_a_marker():
         ("hy3", "<tool_calls:opensource>"),
         ("hy3", hy3(("unknown", {}))),
         ("command", "<|START_ACTION|>[]"),
+        ("lfm2", "<|tool_call_start|>[]"),
+        ("lfm2", "<|tool_call_start|>[unknown()]<|tool_call_end|>"),
         ("minicpm", '<function name="unknown"></function>'),
         ("minicpm", '<function name="now'),
         ("command", '<|START_ACTION|>[{"tool_call_id": "0"'),

@@ -62,6 +62,10 @@ CALLS: dict[str, tuple[str, str | None]] = {
         '"parameters": {"city": "Rome"}}\n]<|END_ACTION|>', None,
     ),
     "minicpm": ('<function name="get_time"><param name="city">Rome</param></function>', ""),
+    "lfm2": (
+        '<|tool_call_start|>[{"name": "get_time", "arguments": {"city": "Rome"}}]'
+        "<|tool_call_end|>", None,
+    ),
     "granite": ('<|tool_call|>[{"name": "get_time", "arguments": {"city": "Rome"}}]', None),
     "glm": (
         "<tool_call>get_time\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>",
@@ -141,6 +145,8 @@ def test_a_call_is_allowed_and_nothing_else(tokenizer_of, name):
 
 
 SEVERAL = {
+    "lfm2": '<|tool_call_start|>[{"name": "get_time", "arguments": {"city": "Rome"}}, '
+    '{"name": "get_weather", "arguments": {"city": "Rome"}}]<|tool_call_end|>',
     "command": "<|START_ACTION|>[\n    " + ",\n    ".join(
         f'{{"tool_call_id": "{i}", "tool_name": "{n}", "parameters": {{"city": "Rome"}}}}'
         for i, n in enumerate(("get_time", "get_weather"))

@@ -16,6 +16,7 @@ from zinc.chat.formats.granite import GRANITE
 from zinc.chat.formats.harmony import HARMONY
 from zinc.chat.formats.hermes import HERMES, THINK
 from zinc.chat.formats.hy3 import HY3
+from zinc.chat.formats.lfm2 import LFM2
 from zinc.chat.formats.llama import LLAMA
 from zinc.chat.formats.minicpm import MINICPM
 from zinc.chat.formats.minimax import MINIMAX
@@ -42,6 +43,8 @@ _DETECT: tuple[tuple[ChatFormat, tuple[str, ...]], ...] = (
     (GRANITE, ("<|tool_call|>", "<|start_of_role|>")),
     (QWEN_TAGS, ("<tool_call>", "<function=", "<parameter=")),
     (HERMES, ("<tool_call>", "</tool_call>", '"arguments"')),
+    (LFM2, ("<|tool_list_start|>",)),
+    (LFM2, ("List of tools: [", "<|im_start|>")),
     (LLAMA, ("<|python_tag|>",)),
     (LLAMA, ("<|start_header_id|>", '{"name": function name, "parameters"')),
     (GEMMA3, ("<start_of_turn>",)),

@@ -102,6 +102,13 @@ def _granite(marks: Marks) -> CallFormat:
     return CallFormat(_json("arguments"), literal(", "), before, literal("]"))
 
 
+def _lfm2(marks: Marks) -> CallFormat:
+    """Return LFM2's format with a JSON list in place of Python calls."""
+    before = " ".join((marks("<|tool_call_start|>"), literal("[")))
+    after = " ".join((literal("]"), marks("<|tool_call_end|>")))
+    return CallFormat(_json("arguments"), literal(", "), before, after)
+
+
 def _command(marks: Marks) -> CallFormat:
     """Return Command's format: a list of calls with ids, on lines of their own."""
 
@@ -264,6 +271,7 @@ CALL_FORMATS: Mapping[str, Callable[[Marks], CallFormat]] = {
     "minimax": _minimax,
     "minicpm": _plainly(_minicpm, ""),
     "hy3": _hy3,
+    "lfm2": _lfm2,
     "command": _command,
     "glm": _plainly(_glm, literal("\n")),
     "llama": lambda marks: CallFormat(_json("parameters"), json_member="parameters"),
