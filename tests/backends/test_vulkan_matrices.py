@@ -45,6 +45,8 @@ KERNELS = {
     "window": {MANY},
     "sinks": {MANY},
     "later": {MANY},
+    "near-many": {MANY},
+    "alibi-many": {MANY},
     "deep-narrow": {MANY, FEW},  # its prompt has many queries
     "deep": {MANY, FEW},
     "deep-one": {MANY, FEW},
