@@ -57,7 +57,8 @@ def outputs(backend: Backend, case: Case, dtype: str, block_tokens: int) -> list
     tables = np.arange(2 * n_blocks, dtype=np.int32)[::-1].reshape(n_blocks, 2).T
     lengths = [0, 0]
     results = []
-    for parts in ([(1, 21)], [(1, 1)], *[[(0, TOKENS)]] * 3, [(0, 1)], [(1, 1), (0, 2)]):
+    together = [(1, 1), (0, 1)]
+    for parts in ([(1, 21)], [(1, 1)], *[[(0, TOKENS)]] * 3, [(0, 1)], together, [(1, 1), (0, 2)]):
         counts = [n for _, n in parts]
         n_tokens = sum(counts)
         positions = [lengths[s] + np.arange(n) for s, n in parts]

@@ -23,13 +23,14 @@ from zinc.ops.values import KVState, RecurrentState, Weight
 
 
 def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]:
-    """Yield the buckets of prompts and decode of one sequence, and of decode of many sequences."""
+    """Yield the buckets of one sequence, and of many sequences with one token or about one each."""
     tokens = [n for i in range(32) if (n := 1 << i) <= max_tokens]
     keys = [n for i in range(8, 32) if (n := 1 << i) < 2 * context]
     for n, k in product(tokens, keys):
         for outputs in {0, 1, min(n, max_outputs)}:
             yield Bucket(n, outputs, 1, k, is_decode=n == 1, samples=outputs > 0)
-        yield Bucket(n, min(n, max_outputs), n, k, is_decode=True, samples=True)
+        for is_decode in (True, False):
+            yield Bucket(n, min(n, max_outputs), n, k, is_decode, samples=True)
 
 
 def distinct_buckets(plan: Plan, context: int) -> list[Bucket]:

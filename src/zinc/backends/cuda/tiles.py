@@ -37,6 +37,7 @@ LONG_ROW = 8  # units of a row for each lane of a warp, from which two warps sha
 # unit share all tiles.
 MANY_WARPS = 16  # of a block
 BLOCK_ROWS = 32  # rows of weights that make a block of 8-bit numbers
+MAX_TILES = 40  # of a block, whose sums fit into shared memory
 HUGE_ROWS = 1 << 15  # weight rows that keep the device busy for many waves of blocks
 
 # Products with the experts of a few tokens: weight rows of all slots that fill the device.
@@ -72,7 +73,7 @@ class CudaGemvTile(GemvTile):
         """Return the blocks that share `n_tiles` tiles, of which each has about as many."""
         if not self.blocks:
             return n_tiles
-        each = ceil_div(n_tiles, features.compute_units * self.blocks)
+        each = min(MAX_TILES, ceil_div(n_tiles, features.compute_units * self.blocks))
         return ceil_div(n_tiles, each)
 
 
@@ -87,6 +88,8 @@ def _gemv(features: Features, key: TileKey) -> CudaGemvTile:
         return _norm_tile(features, key) or replace(_row_tile(features, key), blocks=2)
     if batch == 1:
         return _row_tile(features, key)
+    if key.weights == batch == 2 and key.rows >= MANY_WARPS * features.compute_units:
+        return CudaGemvTile(2 * MANY_WARPS, 1, 1, batch, blocks=1)
     if key.stores_blocks:
         tile = replace(_row_tile(features, key), batch=batch, deep=1)
         return replace(tile, blocks=WARPS_OF_BATCH // tile.waves)

@@ -47,10 +47,12 @@ def gemv_refusal(features: Features, key: TileKey, tile: CudaGemvTile) -> str:
     if key.stores_blocks and tile.tile % BLOCK_ROWS:
         return f"a block stores blocks of {BLOCK_ROWS} rows"
     n_tiles = ceil_div(key.rows, tile.tile) + 3  # at most, of up to four matrices
-    if tile.grid(features, n_tiles) > features.max_groups:
+    blocks = tile.grid(features, n_tiles)
+    if blocks > features.max_groups:
         return "too many blocks"
     row = key.cols * 5 // 4 if key.normalises else 0
-    shared = 4 * tile.batch * key.weights * tile.split * tile.tile + row + TABLE_BYTES
+    sums = ceil_div(n_tiles, blocks) * tile.batch * key.weights * tile.split * tile.tile
+    shared = 4 * sums + row + TABLE_BYTES
     return "" if shared <= features.shared_bytes else "too much shared memory"
 
 
@@ -64,6 +66,7 @@ def gemv_seeds(features: Features, key: TileKey) -> Iterable[CudaGemvTile]:
         yield CudaGemvTile(BLOCK_ROWS // 2, 1, 2, batch, 2)
     if key.normalises:
         yield CudaGemvTile(16, 1, 2, batch, 2, blocks=2)
+        yield CudaGemvTile(32, 1, 1, batch, 1, blocks=1)
 
 
 def gemm_refusal(features: Features, key: TileKey, tile: MmaTile) -> str:

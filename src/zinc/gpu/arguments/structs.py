@@ -547,11 +547,18 @@ class RopeAttentionArguments(Struct):
 
 
 class DecodeAttentionArguments(RopeAttentionArguments):
-    """Arguments of attention of one token whose last workgroup merges the splits."""
+    """Arguments of attention of one token a sequence whose workgroups merge the splits."""
 
     sinks: Floats
     out: Bytes
-    arrived: Annotated[Uints, "splits that have ended, for each group of heads; 0 between steps"]
+    arrived: Annotated[
+        Uints, "splits that have ended, for each token and group of heads; 0 between steps"
+    ]
+    q_stride: U32
+    k_stride: U32
+    v_stride: U32
+    table_stride: U32
+    out_stride: U32
 
 
 class AttentionTileArguments(Struct):

@@ -123,7 +123,9 @@ def prepares_heads(node: Node) -> bool:
 def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     """Lower the op `rope_attention`."""
     state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
-    return prepared(launch, at, bucket, few_cut(state, n_heads, at, bucket))
+    cut = few_cut(state, n_heads, at, bucket)
+    # Many heads fill a small device without splits, but the kernel has them.
+    return prepared(launch, at, bucket, replace(cut, splits=max(2, cut.splits)))
 
 
 def prepared(launch: Launch, at: Addresses, bucket: Bucket, cut: Cut) -> list[Dispatch]:
@@ -136,8 +138,6 @@ def prepared(launch: Launch, at: Addresses, bucket: Bucket, cut: Cut) -> list[Di
     _check(state, at.kv(state))
     attrs = launch.attributes
     n_heads = int(attrs["n_heads"])
-    if cut.splits == 1:  # many heads fill a small device without splits, but the kernel has them
-        cut = replace(cut, splits=2)
     kernel = _few_kernel(
         launch,
         at,
@@ -148,7 +148,7 @@ def prepared(launch: Launch, at: Addresses, bucket: Bucket, cut: Cut) -> list[Di
         ("ROPE_DIMS", int(attrs["rope_dims"])),
         ("WIDTH", max(state.head_dim, state.head_dim_v)),
     )
-    partial = at.scratch.take(cut.splits * partial_bytes(state, n_heads))
+    partial = at.scratch.take(bucket.tokens * cut.splits * partial_bytes(state, n_heads))
     cache = at.kv(state)
     values, value_block = values_of(state, cache)
     arguments = RopeAttentionArguments(
@@ -168,7 +168,7 @@ def prepared(launch: Launch, at: Addresses, bucket: Bucket, cut: Cut) -> list[Di
         n_kv_heads=state.n_heads,
         block_shift=cache.block_shift,
         block_table=cache.table,
-        is_one_token=True,
+        is_one_token=bucket.tokens == 1,
         window=state.window,
         splits=cut.splits,
         scale=float(attrs["scale"]),

@@ -225,6 +225,6 @@ EARLY_KERNEL(attention, Arguments)
         split.store(args, r, 4 * i % HEAD_DIM_V, y, all);
     }
 #if PREPARES
-    mergeSplits(args, split, group.y, thread);
+    mergeSplits(args, split, thread);
 #endif
 }

@@ -1,5 +1,6 @@
-// Attention of one token on tensor cores (decode). A block takes a split of the keys (grid.x) for
-// EACH heads, at most 8, that share a KV head (grid.y). A warp multiplies KEYS keys at once, 8 or 16.
+// Attention of one token of each sequence on tensor cores (decode). A block takes a split of the keys
+// (grid.x) of one token (grid.z) for EACH heads, at most 8, that share a KV head (part of grid.y). A
+// warp multiplies KEYS keys at once, 8 or 16.
 // Keys and values go from memory straight to the registers of tensor core operands (mma.cuh): a
 // product adds up over dimensions in any order, if both operands have the same one.
 //   WAVES    warps of a block, each of which takes every WAVES-th group of keys
@@ -236,6 +237,7 @@ EARLY_KERNEL(attention_decode, Arguments)
     const uint thread = threadIdx.x, lane = thread % SUBGROUP, wave = thread / SUBGROUP;
     const uint g = lane / 4, q = lane % 4;
     KeySplit split = findSplit(args, group);
+    if (!split.exists) return;
 #ifdef CLUSTER
     openShare(thread);
 #endif
@@ -294,6 +296,6 @@ EARLY_KERNEL(attention_decode, Arguments)
 #ifdef CLUSTER
     mergeShare(args, split, thread);
 #else
-    mergeSplits(args, split, group.y, thread);
+    mergeSplits(args, split, thread);
 #endif
 }

@@ -8,11 +8,15 @@
 //             value in the cache. No other workgroup of this step reads them there. The last
 //             workgroup to end merges the splits of its heads (merge_splits.cuh), or a cluster of
 //             workgroups does (merge_cluster.cuh).
+//   ONE_TOKEN with PREPARES the step has one token, else one of each sequence
 
 #include "arguments.h"
 
 #ifndef ALIBI
 #define ALIBI 0
+#endif
+#ifndef ONE_TOKEN
+#define ONE_TOKEN 0
 #endif
 
 #if PREPARES
@@ -66,11 +70,7 @@ struct KeySplit
     MEMBER uint8_t* query(ARGS, uint r)
     {
         uint head = first_head + min(r, n_heads - 1);
-#if PREPARES
-        return args.q + 4 * head * HEAD_DIM;
-#else
         return rowAt(args.q, token, args.q_stride) + 4 * head * HEAD_DIM;
-#endif
     }
 
     /// Four columns of query r as it is scored.
@@ -99,7 +99,8 @@ struct KeySplit
     MEMBER void findKeys(ARGS, uint keys)
     {
         uint sequence = 0, table = args.block_table;
-        if (!PREPARES && args.is_one_token == 0) sequence = args.step->sequence[token];
+        if (PREPARES) sequence = token; // each sequence has one token
+        else if (args.is_one_token == 0) sequence = args.step->sequence[token];
         position = positionOf(args.step, token);
         blocks = args.step->tables[table] + sequence * args.step->table_stride[table];
         first = args.window > 0 && position >= args.window ? position - args.window + 1 : 0;
@@ -112,7 +113,7 @@ struct KeySplit
         if (args.bidirectional != 0 && args.window > 0) last = min(last, position + args.window - 1);
 #endif
         end = last + 1;
-        if (!PREPARES && args.splits == 1) return;
+        if (args.splits == 1) return;
         uint tiles = (last - start) / keys + 1;
         uint each = tiles / args.splits, longer = tiles % args.splits; // splits with one tile more
         begin += (index * each + min(index, longer)) * keys;
@@ -124,7 +125,7 @@ struct KeySplit
     MEMBER void store(ARGS, uint r, uint col, float4 y, OnlineSoftmax all)
     {
         if (r >= n_heads) return;
-        if (!PREPARES && args.splits == 1) return storeMerged(args, r, col, y, all);
+        if (args.splits == 1) return storeMerged(args, r, col, y, all);
         float4* to = (float4*)args.partial
             + ((token * args.n_heads + first_head + r) * args.splits + index) * (HEAD_DIM_V / 4 + 1);
         storeAligned<16>(to + col / 4, y);
@@ -141,11 +142,7 @@ struct KeySplit
             OnlineSoftmax sink = { args.sinks[head] * LOG2_E, 1.0f };
             y *= mergeInto(all, sink).x;
         }
-#if PREPARES
-        uint8_t* row = args.out;
-#else
         uint8_t* row = rowAt(args.out, token, args.out_stride);
-#endif
         storeOutput(row, args.n_heads * HEAD_DIM_V, head * HEAD_DIM_V + col, y / all.sum);
     }
 };
@@ -154,9 +151,9 @@ struct KeySplit
 DEVICE KeySplit findSplit(ARGS, uint3 group)
 {
     KeySplit split;
-    split.token = group.z;
+    split.token = ONE_TOKEN ? 0 : group.z;
     split.index = group.x;
-    split.exists = PREPARES || args.is_one_token != 0 || split.token < args.step->tokens;
+    split.exists = args.is_one_token != 0 || split.token < args.step->tokens;
     uint n_kv = args.n_kv_heads, rep = args.n_heads / n_kv;
     uint parts = (rep + EACH - 1) / EACH;
     split.kv_head = group.y / parts;
@@ -173,11 +170,14 @@ DEVICE KeySplit findSplit(ARGS, uint3 group)
 /// Returns the r-th head that a workgroup prepares: its queries, then key and value.
 DEVICE HeadSource headSource(ARGS, KeySplit split, uint r)
 {
-    float* table = (float*)args.table;
+    float* table = (float*)rowAt(args.table, split.token, args.table_stride);
     if (r < EACH) return { split.query(args, r), HEAD_DIM, args.q_norm, false, table };
     if (r == EACH || V_FROM_K)
-        return { args.k + 4 * split.kv_head * HEAD_DIM, HEAD_DIM, args.k_norm, false, table };
-    uint8_t* v = args.v + 4 * split.kv_head * HEAD_DIM_V;
+    {
+        uint8_t* k = rowAt(args.k, split.token, args.k_stride) + 4 * split.kv_head * HEAD_DIM;
+        return { k, HEAD_DIM, args.k_norm, false, table };
+    }
+    uint8_t* v = rowAt(args.v, split.token, args.v_stride) + 4 * split.kv_head * HEAD_DIM_V;
     return { v, HEAD_DIM_V, nullptr, args.normalises_v != 0, nullptr };
 }
 

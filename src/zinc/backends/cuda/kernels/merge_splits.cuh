@@ -13,7 +13,7 @@ SHARED float splitWeights[EACH][MAX_SPLITS];
 /// The partial sums of the first split of head r. Maximum and sum of the softmax follow the columns.
 DEVICE float4* partialsOf(ARGS, const KeySplit& split, uint r)
 {
-    uint head = split.first_head + min(r, split.n_heads - 1);
+    uint head = split.token * args.n_heads + split.first_head + min(r, split.n_heads - 1);
     return (float4*)args.partial + head * args.splits * (COLUMN_FOURS + 1);
 }
 
@@ -51,9 +51,11 @@ DEVICE float4 partialSum(ARGS, const KeySplit& split, uint i, uint s)
 }
 
 /// Merges the splits of the block's heads if this block is the last of them to end.
-DEVICE void mergeSplits(ARGS, const KeySplit& split, uint group, uint thread)
+DEVICE void mergeSplits(ARGS, const KeySplit& split, uint thread)
 {
-    if (!arrivesLast(args.arrived + group, args.splits, thread)) return;
+    if (args.splits == 1) return;
+    uint* arrived = args.arrived + split.token * gridDim.y + blockIdx.y;
+    if (!arrivesLast(arrived, args.splits, thread)) return;
     const uint fours = EACH * COLUMN_FOURS;
     float4 ahead[AHEAD]; // of the first float4 of the thread, loaded while the weights are found
     UNROLL for (uint s = 0; s < AHEAD; s++)
@@ -74,7 +76,7 @@ DEVICE void mergeSplits(ARGS, const KeySplit& split, uint group, uint thread)
             y += splitWeights[r][s] * partialSum(args, split, i, s);
         // The lanes of a block of columns have the same head.
         if (r < split.n_heads)
-            storeOutput(args.out, args.n_heads * HEAD_DIM_V,
+            storeOutput(rowAt(args.out, split.token, args.out_stride), args.n_heads * HEAD_DIM_V,
                 (split.first_head + r) * HEAD_DIM_V + 4 * (i % COLUMN_FOURS), y);
     }
 }

@@ -19,7 +19,7 @@ from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.lower import attention
 from zinc.gpu.lower.attention import Cut
-from zinc.gpu.lower.operands import ceil_div, operand
+from zinc.gpu.lower.operands import ceil_div, operand, ref_or_null
 from zinc.ops.graph import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import KVState
@@ -30,8 +30,9 @@ KEYS, WIDE_KEYS, MAX_NARROW_DIM, MAX_DIM = 16, 8, 128, 256
 WARPS = 8
 GROUPS_A_UNIT = 1  # blocks for each compute unit
 # Up to CLUSTER_KEYS keys the splits of a head are a cluster of blocks, which merges them in shared
-# memory. Clusters fill half of the device, and the next kernel loads its weights on the other half.
-CLUSTERS = (16, 8)  # blocks
+# memory. Those of one token fill half of the device, and the next kernel loads its weights on the
+# other half.
+CLUSTERS = (16, 8, 4, 2)  # blocks
 CLUSTER_KEYS = 4096
 
 # Vectors, for other heads.
@@ -42,8 +43,8 @@ SHORT_SPLIT, SHORT_WAVES, MAX_SUM_BYTES = 128, 8, 32 << 10
 
 @fuses("rope_attention")
 def rope_attention_steps(node: Node) -> StepCondition | None:
-    """Return the steps of one token, if the heads of `node` suit the kernel."""
-    return StepCondition(tokens=1) if attention.prepares_heads(node) else None
+    """Return the steps with one token a sequence, if the heads of `node` suit the kernel."""
+    return StepCondition(is_decode=True) if attention.prepares_heads(node) else None
 
 
 @lowers("rope_attention")
@@ -54,13 +55,21 @@ def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
     given, merged = split.arguments, merge.arguments
     assert isinstance(given, RopeAttentionArguments)
     assert isinstance(merged, AttentionMergeArguments)
+    n_splits, n_groups, _ = split.groups
     arguments = DecodeAttentionArguments(
         **{field.name: getattr(given, field.name) for field in fields(given)},
+        q_stride=ref_or_null(at, launch.input("q"))[1],
+        k_stride=ref_or_null(at, launch.input("k"))[1],
+        v_stride=ref_or_null(at, launch.input("v"))[1],
+        table_stride=ref_or_null(at, launch.input("table"))[1],
         sinks=merged.sinks,
         out=merged.out,
-        arrived=at.counters.take(split.groups[1]),
+        arrived=at.counters.take(bucket.tokens * n_groups),
+        out_stride=launch.outputs[0].stride,
     )
-    return [Dispatch(split.kernel, arguments, split.groups)]
+    defines = (*split.kernel.defines, ("ONE_TOKEN", int(bucket.tokens == 1)))
+    kernel = replace(split.kernel, defines=defines)
+    return [Dispatch(kernel, arguments, (n_splits, n_groups, bucket.tokens))]
 
 
 def matrix_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> Cut | None:
@@ -71,17 +80,19 @@ def matrix_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> C
         return None
     repeats, visible = n_heads // state.n_heads, attention.visible_keys(state, bucket)
     keys = KEYS if wide <= MAX_NARROW_DIM else WIDE_KEYS
-    defines: tuple[tuple[str, int], ...] = (("KEYS", keys), ("WAVES", WARPS))
     is_cluster = features.clusters and visible <= CLUSTER_KEYS
     parts = ceil_div(repeats, min(MAX_HEADS, MAX_SUMS // state.head_dim_v))
-    groups = state.n_heads * parts
+    groups = state.n_heads * parts * bucket.tokens
     if is_cluster:
-        fitting = (n for n in CLUSTERS if 2 * n * groups <= features.compute_units)
-        splits = next(fitting, CLUSTERS[-1])
-        defines = (*defines, ("CLUSTER", splits))
+        room = features.compute_units // (2 if bucket.tokens == 1 else 1)
+        splits = next((n for n in CLUSTERS if n * groups <= room), 1)
     else:
         wanted = attention.wanted_splits(at, groups, GROUPS_A_UNIT)
-        splits = max(2, min(wanted, visible // (WARPS * keys), attention.MAX_SPLITS))
+        splits = max(1, min(wanted, visible // (WARPS * keys), attention.MAX_SPLITS))
+    warps = WARPS if splits * groups <= features.compute_units else WARPS // 2
+    defines: tuple[tuple[str, int], ...] = (("KEYS", keys), ("WAVES", warps))
+    if is_cluster and splits > 1:
+        defines = (*defines, ("CLUSTER", splits))
     return Cut("attention_decode", ceil_div(repeats, parts), splits, defines)
 
 
