@@ -43,6 +43,10 @@ def decode_name(depth: int) -> str:
     return f"decode after {depth:,}" if depth else "decode"
 
 
+def streams_name(n: int) -> str:
+    return "1 stream" if n == 1 else f"{n} streams"
+
+
 def run_zinc(shape: str, args: argparse.Namespace) -> tuple[Rates, dict[str, Any]]:
     """Return the rates of zinc, and its reports of one stream and of several.
 
@@ -67,7 +71,7 @@ def run_zinc(shape: str, args: argparse.Namespace) -> tuple[Rates, dict[str, Any
         "--chains", "greedy", "--sampled-by", "device",
     )  # fmt: skip
     for row in answers["shapes"][0]["answers"]:
-        rates[f"{row['streams']} streams"] = row["tokens_per_s"]
+        rates[streams_name(row["streams"])] = row["tokens_per_s"]
     return rates, {"steps": steps, "answers": answers}
 
 
@@ -106,7 +110,7 @@ def run_llama(shape: str, args: argparse.Namespace) -> tuple[Rates, dict[str, An
     if args.streams:
         lines = [line for line in run(batched).splitlines() if line.startswith("{")]
         for row in map(json.loads, lines):
-            rates[f"{row['pl']} streams"] = row["speed_tg"]
+            rates[streams_name(row["pl"])] = row["speed_tg"]
     return rates, {"build": rows[0]["build_commit"], "device": rows[0]["gpu_info"]}
 
 
@@ -159,7 +163,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prefill", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--depths", type=int, nargs="+", default=[0, 16384])
-    parser.add_argument("--streams", type=int, nargs="*", default=[8, 32])
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--folder", default="/dev/shm")
     args = parser.parse_args()
     report: dict[str, Any] = {"method": "benchmarks/compare_gpu.py", "shapes": []}
