@@ -1,6 +1,6 @@
 """Features and limits of the Vulkan drivers for Apple GPUs, for tests and docs/apple.md.
 
-They are those that the sources of the drivers report.
+The values are read from the sources of the drivers, which docs/apple.md links.
 
 To write the table of the page anew:
 

@@ -71,7 +71,7 @@ class Target:
         return Features(
             32,
             warp_groups=self.arch.startswith("sm_90"),
-            clusters=int(self.arch[3:].rstrip("a")) >= 90,
+            clusters=self.arch.startswith(("sm_90", "sm_100")),
             shared_bytes=48 << 10,
             most_shared_bytes=(self.shared_kib - 1) << 10,
             compute_units=self.units,

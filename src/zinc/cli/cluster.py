@@ -67,13 +67,8 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     )
     queue = "requests of a replica, on average, at which more are started"
     usage.add_number(group, "--queue", usage.count, 4, queue)
-    group.add_argument(
-        "--cpus",
-        type=usage.quantity,
-        default=1.0,
-        metavar="X",
-        help="CPU cores of a replica, which runs as many threads (default: %(default)s)",
-    )
+    cpus = "CPU cores of a replica, which runs as many threads"
+    usage.add_number(group, "--cpus", usage.quantity, 1.0, cpus, "X")
     group.add_argument(
         "--gpus",
         type=usage.quantity,
@@ -82,13 +77,8 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
         help="GPUs of a replica (default: none)",
     )
     usage.add_number(group, "--fronts", usage.count, 1, "processes that forward requests")
-    group.add_argument(
-        "--drain",
-        type=usage.quantity,
-        default=300.0,
-        metavar="SECONDS",
-        help="time for running answers when a replica is replaced (default: %(default)s)",
-    )
+    drain = "time for running answers when a replica is replaced"
+    usage.add_number(group, "--drain", usage.quantity, 300.0, drain, "SECONDS")
     group.add_argument(
         "--router",
         choices=("prefix", "load", "random"),

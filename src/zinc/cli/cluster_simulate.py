@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _ROUTERS = ("random", "load", "prefix")
 _REPLICAS = (1, 3, 10, 30, 100, 300, 1000)
+_FULL = 0.97  # share of the time from which a replica counts as busy all the time
 _TRAFFIC = {  # fields of `Traffic`: default, help
     "requests": (2000, "requests in all"),
     "systems": (10, "system prompts; each conversation has one of them"),
@@ -57,13 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_number(
         group, "--kv-tokens", usage.count, 65536, "tokens of the KV cache of a replica"
     )
-    group.add_argument(
-        "--overhead",
-        type=usage.quantity,
-        default=4.0,
-        metavar="MS",
-        help="time that front, router and server add to a request (default: %(default)s)",
-    )
+    overhead = "time that front, router and server add to a request"
+    usage.add_number(group, "--overhead", usage.quantity, 4.0, overhead, "MS")
     group.add_argument(
         "--price", type=usage.quantity, metavar="X", help="price of a replica for an hour"
     )
@@ -71,13 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--trace", metavar="FILE", help="replay the requests of this file instead of generated ones"
     )
-    group.add_argument(
-        "--rate",
-        type=usage.quantity,
-        default=10.0,
-        metavar="X",
-        help="requests per second on average, a Poisson process (default: %(default)s)",
-    )
+    rate = "requests per second on average, a Poisson process"
+    usage.add_number(group, "--rate", usage.quantity, 10.0, rate, "X")
     usage.add_number(
         group,
         "--clients",
@@ -88,13 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (default, help_text) in _TRAFFIC.items():
         option = "--" + name.replace("_", "-")
         usage.add_number(group, option, usage.count, default, help_text)
-    group.add_argument(
-        "--think",
-        type=usage.quantity,
-        default=20.0,
-        metavar="SECONDS",
-        help="time from an answer to the next turn, on average (default: %(default)s)",
-    )
+    think = "time from an answer to the next turn, on average"
+    usage.add_number(group, "--think", usage.quantity, 20.0, think, "SECONDS")
     group.add_argument(
         "--even",
         action="store_true",
@@ -126,9 +112,6 @@ def run(args: argparse.Namespace) -> int:
         if any(run["busy"] > _FULL for run in runs):
             print("\nReplicas that are busy all the time queue requests: TTFT grows without end.")
     return 0
-
-
-_FULL = 0.97
 
 
 def _requests(args: argparse.Namespace) -> list[Request]:

@@ -139,7 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     connected = "simultaneous connections"
     usage.add_number(limits, "--max-connections", usage.count, 512, connected)
     limits.add_argument(
-        "--ttl", type=_seconds, metavar="SECONDS", help="unload a model after this idle time"
+        "--ttl", type=usage.quantity, metavar="SECONDS", help="unload a model after this idle time"
     )
     limits.add_argument(
         "--memory-budget",
@@ -147,13 +147,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="memory for all loaded models, as 12G; idle ones are unloaded to make room",
     )
-    limits.add_argument(
-        "--grace",
-        type=_seconds,
-        default=10.0,
-        metavar="SECONDS",
-        help="time for running answers to finish on shutdown (default: %(default)s)",
-    )
+    grace = "time for running answers to finish on shutdown"
+    usage.add_number(limits, "--grace", usage.quantity, 10.0, grace, "SECONDS")
     batches = parser.add_argument_group("batches", "docs/batch.md describes them")
     batches.add_argument(
         "--batch-dir",
@@ -353,13 +348,3 @@ def size(text: str) -> int:
     if n_bytes < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500K, 32M or 12G")
     return n_bytes
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds

@@ -121,13 +121,14 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
 def add_number(
     parser: argparse._ActionsContainer,
     option: str,
-    kind: Callable[[str], int],
-    default: int,
+    kind: Callable[[str], float],
+    default: float,
     text: str,
+    metavar: str = "N",
 ) -> None:
-    """Add an option for a whole number; the help text names its default."""
+    """Add an option for a number; the help text names its default."""
     text += " (default: %(default)s)"
-    parser.add_argument(option, type=kind, default=default, metavar="N", help=text)
+    parser.add_argument(option, type=kind, default=default, metavar=metavar, help=text)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -185,8 +186,8 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--split",
         choices=("layer", "tensor", "auto"),
-        help="give each of several devices some layers (layer), a part of every layer (tensor), or "
-        "what is estimated to be faster (auto; default: layer)",
+        help="give each of several devices some layers (layer) or a part of every layer (tensor); "
+        "auto estimates which is faster (default: layer)",
     )
 
 

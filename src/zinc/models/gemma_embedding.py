@@ -14,6 +14,14 @@ from zinc.models.parts.spec import ModelSpec, dense_spec
 from zinc.ops.values import ActivationFn
 
 ARCH = "gemma-embedding"
+# Source: the model card of embeddinggemma-300m.
+TASK_PROMPTS = (
+    ("query", "task: search result | query: "),
+    ("document", "title: none | text: "),
+    ("classification", "task: classification | query: "),
+    ("clustering", "task: clustering | query: "),
+    ("similarity", "task: sentence similarity | query: "),
+)
 
 
 def spec(file: GGUFFile) -> ModelSpec:
@@ -32,6 +40,7 @@ def spec(file: GGUFFile) -> ModelSpec:
         activation=ActivationFn.GELU,
         embed_scale=sqrt(base.hidden),
         post_norms=True,
+        task_prompts=TASK_PROMPTS,
     )
 
 

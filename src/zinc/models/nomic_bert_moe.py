@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
+from zinc.models.nomic_bert import TASK_PROMPTS
 from zinc.models.parts.encoder import encoder, encoder_spec
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_LAYERS, Metadata
@@ -27,6 +28,7 @@ def spec(file: GGUFFile) -> ModelSpec:
         experts=replace(experts, gated=False),
         activation=ActivationFn.GELU_ERF,
         gated_mlp=False,
+        task_prompts=TASK_PROMPTS,
     )
 
 

@@ -29,7 +29,7 @@ WARP = 32
 SHARED_BYTES = 48 << 10  # of a block, without asking the driver for more
 EARLY_START = (9, 0)  # compute capability from which a kernel may start before others have ended
 PORTABLE_CLUSTER = 8  # blocks of a cluster that every card with clusters can run
-CLUSTERS = (9, 0)  # compute capability from which blocks form clusters
+CLUSTERS = 9, 10  # major compute capabilities whose clusters have up to 16 blocks
 SLEEP_S = 2e-4  # a sleeping wait wakes up this much before the expected end
 SLICE_S = 5e-4  # longest sleep: a step that ends sooner than expected is seen after it
 
@@ -66,7 +66,7 @@ class CudaHost:
         self._features = Features(
             WARP,
             warp_groups=candidate.capability[0] == 9,
-            clusters=candidate.capability >= CLUSTERS,
+            clusters=candidate.capability[0] in CLUSTERS,
             shared_bytes=SHARED_BYTES,
             most_shared_bytes=attribute(candidate.handle, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
             compute_units=units,

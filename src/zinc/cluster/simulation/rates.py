@@ -50,7 +50,8 @@ def step_times(reports: Iterable[Mapping[str, Any]]) -> StepTimes:
     """Return the times of steps from reports of `zinc bench --json`.
 
     Reports with several --streams give the cost of rows, with several --depth that of keys, and
-    with several --prefill that of long prompts. Raises RequestError if they lack what is needed.
+    with several --prefill that of long prompts. Raises RequestError if the reports lack prefill or
+    decode, or are no results of `zinc bench`.
     """
     decode: dict[int, list[tuple[float, float]]] = defaultdict(list)  # streams: (depth, seconds)
     prefill: list[tuple[int, float]] = []  # (tokens, seconds a token)

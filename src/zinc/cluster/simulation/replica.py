@@ -180,7 +180,7 @@ class SimulatedReplica:
     def _demands(self) -> Iterable[Demand]:
         """Yield what jobs ask of the scheduler, as the engine's `Holdings.demand` does.
 
-        Waiting jobs after those that fill a step are left out, as they could not run.
+        Once the waiting jobs fill a step, further ones are skipped, because they cannot run in it.
         """
         leaders = [job for job in self._jobs.values() if job.is_running and job.pending > 1]
         left = self._times.step_tokens

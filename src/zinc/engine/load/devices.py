@@ -161,9 +161,10 @@ def _faster(
     model: OpenModel,
     options: LoadOptions,
 ) -> tuple[SplitBackend, str]:
-    """Return the division that is estimated to be faster, of those that fit, and a note about it.
+    """Return the backend with the lower estimated time per token, and a note about it.
 
-    Raises MemoryLimitError if none fits.
+    A division that does not fit into memory is not considered. Raises MemoryLimitError if none
+    fits.
     """
     from zinc.engine.load.bandwidth import bandwidth_of
     from zinc.engine.load.link import all_reduce_seconds

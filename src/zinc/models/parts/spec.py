@@ -146,6 +146,8 @@ class ModelSpec:
     that of its id. logit_scale: multiplies the logits. required_tensors: names that every layer
     must have, though other architectures built from the same parts go without. causal: a token sees
     the tokens before it only, as in every decoder. ranks: a head scores documents for queries.
+    task_prompts: pairs of a purpose (query, document, classification, clustering, similarity) and
+    the text that the model expects before a text to embed for it.
 
     plain_context: longer sequences run with other RoPE frequencies (zinc.models.parts.context); 0
     if all run with the same. scaling_is_optional: the RoPE scaling in the file extends a model that
@@ -182,6 +184,7 @@ class ModelSpec:
     embed_norm: bool = False
     causal: bool = True
     ranks: bool = False
+    task_prompts: tuple[tuple[str, str], ...] = ()
     required_tensors: tuple[str, ...] = ()
     plain_context: int = 0
     scaling_is_optional: bool = False

@@ -101,7 +101,7 @@ def _vector_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> 
     cut = attention.few_cut(state, n_heads, at, bucket, splits_few=True)
     defines = dict(cut.defines) | {"AT_ONCE": AT_ONCE}
     sum_bytes = 4 * SHORT_WAVES * cut.each * state.head_dim_v
-    split_keys = attention.visible_keys(state, bucket) // max(2, cut.splits)
+    split_keys = attention.visible_keys(state, bucket) // cut.splits
     if split_keys <= SHORT_SPLIT and sum_bytes <= MAX_SUM_BYTES:
         defines["WAVES"] = SHORT_WAVES
     return replace(cut, defines=tuple(defines.items()))

@@ -105,7 +105,7 @@ async def embed(service: Service, request: Request) -> Response:
         )
 
     def encode(model: LoadedModel) -> list[list[int]]:
-        prompt = task_prompt(model.llm.spec.arch, fields.input_type, "input_type")
+        prompt = task_prompt(model.llm.spec, fields.input_type, "input_type")
         cut = _CUTS[fields.truncate]
         return encode_texts(model, texts, param, parse_special=False, prompt=prompt, truncate=cut)
 

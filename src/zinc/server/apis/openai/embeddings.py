@@ -83,7 +83,7 @@ async def embeddings(service: Service, request: Request) -> Response:
     def encode(model: LoadedModel) -> list[list[int]]:
         names = ("input_type", "task", "prompt_name")
         param = next((name for name in names if getattr(fields, name) is not None), names[0])
-        prompt = task_prompt(model.llm.spec.arch, getattr(fields, param), param)
+        prompt = task_prompt(model.llm.spec, getattr(fields, param), param)
         cut: Truncate | None = "end" if fields.truncate else None
         return encode_texts(
             model, fields.input, "input", parse_special=False, prompt=prompt, truncate=cut
