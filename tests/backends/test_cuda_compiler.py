@@ -75,10 +75,16 @@ def test_every_variant_compiles(arch: str, kv_dtype: str) -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("op", ["layer_norm", "glu", "lora", "route"])
-def test_the_kernels_of_an_ops_cases_compile(op: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "step"),
+    [
+        *((op, "streams") for op in ("layer_norm", "glu", "lora", "route")),
+        pytest.param("ssm_scan", "prompt", marks=pytest.mark.every),
+    ],
+)
+def test_the_kernels_of_an_ops_cases_compile(op: str, step: str) -> None:
     """Compile kernels that the models of `uses` do not run."""
-    at, bucket = NominalAddresses(H100.features, "f16"), pins.BUCKETS["streams"]
+    at, bucket = NominalAddresses(H100.features, "f16"), pins.BUCKETS[step]
     found = set()
     for case in (case for of, case in every_case() if of.name == op):
         plan = make_plan(case.graph, api.kernels("cuda"), max_tokens=8, max_outputs=8)

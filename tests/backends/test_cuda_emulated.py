@@ -39,6 +39,7 @@ ON_CUDA = (
         "afmoe",
         "granitemoe",
         "lfm2moe",
+        "mamba2",
         "granitehybrid",
         "falconh1",
         "nemotronhlatent",

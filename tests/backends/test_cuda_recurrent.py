@@ -1,8 +1,9 @@
-"""Delta rule and convolution of many rows with CUDA beyond the op cases, on the emulator."""
+"""Delta rule, scan and convolution of many rows with CUDA beyond the op cases, on the emulator."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from zinc.ops.cases import Case
 from zinc.ops.convolution import conv_case
 from zinc.ops.recurrent import DeltaShape, delta_case
 from zinc.ops.recurrent_step import delta_step_case
+from zinc.ops.ssm import ssm_case
 from zinc.ops.step import Step
 from zinc.plan.planner import make_plan
 from zinc.plan.rollback import rollback_graph
@@ -28,6 +30,7 @@ BACK_AND_FORTH = ((70, 40), (17, 17), (60, 48), (1, 100), (100, 1), (33, 18), (1
 
 IN_CHUNKS = {
     "delta_rule": ["delta_rule", "delta_chunks", "delta_scan", "delta_rule"],
+    "ssm_scan": ["delta_rule", "delta_chunks", "delta_scan", "delta_rule"],
     "causal_conv": ["conv_edges", "conv_rows"],
 }
 
@@ -74,6 +77,7 @@ def program_of(backend: Backend, case: Case, n_slots: int, rollback: int = 0) ->
 needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="there is no g++")
 CASES = {
     "delta_rule": delta_case("steps", DeltaShape(2, 4, 64, 80), (TOKENS,), pace=0.05),
+    "ssm_scan": ssm_case("steps", DeltaShape(2, 18, 32, 16), (TOKENS,), pace=0.05),
     "causal_conv": conv_case("steps", 136, 4, lengths=(TOKENS,), bias=True),
 }
 
@@ -86,17 +90,42 @@ def test_states_continue_from_step_to_step(name: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("rejected", [0, 7, 16])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "rejected"),
+    [
+        pytest.param(name, n, marks=pytest.mark.every if name == "ssm_scan" and n else ())
+        for name, n in product(CASES, (0, 7, 16))
+    ],
+)
 def test_states_that_are_set_back_continue_in_chunks(name: str, rejected: int) -> None:
     """Steps begin and end at any place in a chunk; kernels start from S, and keep rows."""
     case = CASES[name]
     steps = steps_of(BACK_AND_FORTH, (1, 0), rejected=rejected)
     program = program_of(emulated.backend(), case, 2, rollback=16)
     check(program, program_of(api.create("ref"), case, 2, rollback=16), steps)
-    at = [launch.kernel for launch in program.plan.launches].index(name)
-    kernels = [each.split(".")[0] for each in program.kernels(steps[0], at)]
+    kernels = [each.split(".")[0] for each in kernels_of(program, steps[0], name)]
     assert kernels == IN_CHUNKS[name]
+
+
+@needs_compiler
+def test_scans_of_wide_states_go_in_chunks_with_one_stage() -> None:
+    """Two stages of states of 256 numbers need more shared memory than most cards have."""
+    case = ssm_case("wide", DeltaShape(1, 2, 256, 48), (TOKENS,), pace=0.05)
+    steps = steps_of(STEPS[:3], (1, 0))
+    program = program_of(emulated.backend(), case, 2)
+    check(program, program_of(api.create("ref"), case, 2), steps)
+    _, scan = kernels_of(program, steps[0], "ssm_scan")
+    assert "delta_scan" in scan
+    assert "STAGES=1" in scan
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["delta_rule", "ssm_scan"])
+def test_the_batch_invariant_mode_goes_token_by_token(name: str) -> None:
+    """Sums of a chunk are rounded otherwise, and chunks begin where a step does."""
+    program = program_of(emulated.backend(batch_invariant=True), CASES[name], 2)
+    (kernel,) = kernels_of(program, steps_of(STEPS, (1, 0))[0], name)
+    assert kernel.startswith("delta_rule.")
 
 
 @needs_compiler
@@ -126,6 +155,11 @@ def test_fused_steps_share_states_that_are_set_back(grouped: bool) -> None:
     case = delta_step_case("steps", DeltaShape(2, 4, 32, 64), (20, 9), grouped=grouped)
     programs = (program_of(x, case, 2, 8) for x in (emulated.backend(), api.create("ref")))
     check(*programs, steps_of(counts, (1, 0), rejected=6))
+
+
+def kernels_of(program: Program, step: Step, op: str) -> list[str]:
+    """Return the kernels that the first launch of `op` runs in a step."""
+    return program.kernels(step, [launch.kernel for launch in program.plan.launches].index(op))
 
 
 def check(program: Program, reference: Program, steps: Sequence[Step]) -> None:

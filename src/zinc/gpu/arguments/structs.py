@@ -410,6 +410,7 @@ class DeltaChunkArguments(Struct):
     beta: Bytes
     decay: Floats
     decay_bias: Floats
+    skip: Annotated[Floats, "factors of v that a scan adds"]
     state: Floats
     y: Bytes
     chunks: Annotated[Bytes, "matrices of each chunk"]

@@ -14,6 +14,9 @@
 //                       float G_t [CHUNK], G_last / G_t [CHUNK]
 //
 // Rows after the end of a sequence have zeros in Q, K and b, and no decay.
+//   SSM       the scan of Mamba-2 (zinc.ops.ssm), whose C, B and x are Q, K and V. It has no T, as D is
+//             V. P has a factor dt_j in column j, and G_last / G_t the factor dt_t. Q and K are not
+//             normalised, and skip V is added to O
 //   ROLLBACK  slots are those of delta_slot.cuh, and the kernels run a part of the rows
 //             (delta_parts.cuh)
 
@@ -34,7 +37,9 @@ typedef TileRows<CHUNK / 8> SquareRows; // of T and P
 #define SQUARE_TILE SquareRows::size(CHUNK)
 #define GATES (2 * CHUNK / 4)
 #define KEY_PART (4 * KEY_TILE) // of a key head
-#define VALUE_PART (4 * SQUARE_TILE + GATES) // of a value head
+#define P_AT (SSM ? 0 : 2 * SQUARE_TILE) // from the start of a value head's part
+#define GATES_AT (P_AT + 2 * SQUARE_TILE)
+#define VALUE_PART (GATES_AT + GATES) // of a value head
 
 DEVICE uint4* slotAt(ARGS, uint slot)
 {
@@ -52,6 +57,13 @@ DEVICE uint4* valuePart(ARGS, uint slot, uint head)
 DEVICE uint keyHeadOf(ARGS, uint head)
 {
     return GROUPED ? head / (args.n_v_heads / args.n_k_heads) : head % args.n_k_heads;
+}
+
+/// Returns the first column of Q (part 0), K (part 1) or V (part 2) in a row.
+DEVICE uint firstColumn(ARGS, uint part)
+{
+    if (SSM) return part == 2 ? 0 : args.n_v_heads * V_DIM + (1 - part) * args.n_k_heads * K_DIM;
+    return part * args.n_k_heads * K_DIM;
 }
 
 /// Loads the parts of 16 rows and 16 columns of a matrix as right operands: rows of B^T from `row` on,

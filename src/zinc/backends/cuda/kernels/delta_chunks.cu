@@ -1,5 +1,5 @@
 // The first kernel of the chunkwise delta rule (delta_chunk.cuh): matrices of a chunk (grid.x) for a
-// key head (grid.y) and its value heads.
+// key head (grid.y) and its value heads, which are divided among the blocks of grid.z.
 
 #define THREADS 128
 #include "delta_chunk.cuh"
@@ -13,8 +13,8 @@
 #define L2_EPS 1e-6f
 #define MATRIX_FLOATS (CHUNK * CHUNK)
 
-SHARED uint4 shared[KEY_PART > WARPS * MATRIX_FLOATS / 4 ? KEY_PART : WARPS * MATRIX_FLOATS / 4];
-SHARED float products[2][CHUNK][CHUNK + 1]; // K K^T, Q K^T
+DYNAMIC_SHARED(staged, 16 * (KEY_PART > WARPS * MATRIX_FLOATS / 4 ? KEY_PART : WARPS * MATRIX_FLOATS / 4));
+SHARED float products[2][CHUNK][CHUNK + 1]; // K K^T (not of scans), Q K^T
 
 /// Normalises rows of K and Q and stores their parts in shared memory.
 DEVICE void loadKeys(ARGS, RowBlock chunk, uint k_head, uint warp, uint lane)
@@ -27,7 +27,7 @@ DEVICE void loadKeys(ARGS, RowBlock chunk, uint k_head, uint warp, uint lane)
         {
             uint row = (i + r) % CHUNK;
             uint8_t* from = rowAt(args.qkv, chunk.start + min(row, chunk.rows - 1), args.qkv_stride)
-                + 4 * ((is_query ? 0 : args.n_k_heads * K_DIM) + k_head * K_DIM);
+                + 4 * (firstColumn(args, is_query ? 0 : 1) + k_head * K_DIM);
             UNROLL for (uint f = 0; f < FOURS; f++)
             {
                 uint col = 4 * (f * SUBGROUP + lane);
@@ -39,8 +39,9 @@ DEVICE void loadKeys(ARGS, RowBlock chunk, uint k_head, uint warp, uint lane)
         {
             float sum = 0;
             UNROLL for (uint f = 0; f < FOURS; f++) sum += dot(x[r][f], x[r][f]);
-            float scale = rsqrt(warpSum(sum) + L2_EPS) * (is_query ? rsqrt(float(K_DIM)) : 1.0f);
-            uint4* tile = shared + (is_query ? 2 * KEY_TILE : 0);
+            float scale = 1;
+            if (!SSM) scale = rsqrt(warpSum(sum) + L2_EPS) * (is_query ? rsqrt(float(K_DIM)) : 1.0f);
+            uint4* tile = (uint4*)staged + (is_query ? 2 * KEY_TILE : 0);
             UNROLL for (uint f = 0; f < FOURS; f++)
             {
                 uint four = f * SUBGROUP + lane;
@@ -59,7 +60,9 @@ DEVICE void loadKeys(ARGS, RowBlock chunk, uint k_head, uint warp, uint lane)
 DEVICE void multiplyKeys(uint warp, uint lane)
 {
     uint kind = warp / 2, first = warp % 2 * 16;
-    const uint4* rows = shared + kind * 2 * KEY_TILE;
+    if (SSM && kind == 0) return;
+    const uint4* keys = (uint4*)staged;
+    const uint4* rows = keys + kind * 2 * KEY_TILE;
     float sums[CHUNK / 8][4];
     clear(sums);
     UNROLL for (uint k = 0; k < K_DIM / 16; k++)
@@ -73,7 +76,7 @@ DEVICE void multiplyKeys(uint warp, uint lane)
         UNROLL for (uint n = 0; n < CHUNK / 16; n++)
         {
             uint high[4], low[4];
-            loadSplit<KeyRows>(shared, KEY_TILE, 16 * n, 2 * k, high, low);
+            loadSplit<KeyRows>(keys, KEY_TILE, 16 * n, 2 * k, high, low);
             multiplySplit(sums[2 * n], sums[2 * n + 1], a, high, low);
         }
     }
@@ -97,8 +100,8 @@ DEVICE void makeSquares(ARGS, RowBlock chunk, uint head, float* matrix, uint lan
 {
     uint token = chunk.start + min(lane, chunk.rows - 1);
     float alpha = ((float*)rowAt(args.alpha, token, args.alpha_stride))[head];
-    float beta = sigmoid(((float*)rowAt(args.beta, token, args.beta_stride))[head]);
-    float decay = decayOf(args.decay[head], alpha + args.decay_bias[head]);
+    float pace = softplus(alpha + args.decay_bias[head]), decay = exp(args.decay[head] * pace);
+    float beta = SSM ? pace : sigmoid(((float*)rowAt(args.beta, token, args.beta_stride))[head]);
     if (lane >= chunk.rows)
     {
         decay = 1;
@@ -115,12 +118,14 @@ DEVICE void makeSquares(ARGS, RowBlock chunk, uint head, float* matrix, uint lan
         whole *= step;
         own = lane == t ? whole : own;
         ratio = lane == t ? 1.0f : ratio * step;
-        matrix[t * CHUNK + lane] = lane < t ? b * ratio * products[0][t][lane] : 0.0f;
-        storeSquare(part + 2 * SQUARE_TILE, t, lane, ratio * products[1][t][lane]);
+        if (!SSM) matrix[t * CHUNK + lane] = lane < t ? b * ratio * products[0][t][lane] : 0.0f;
+        float p = ratio * products[1][t][lane];
+        storeSquare(part + P_AT, t, lane, SSM ? beta * p : p);
     }
-    float* gates = (float*)(part + 4 * SQUARE_TILE);
+    float* gates = (float*)(part + GATES_AT);
     gates[lane] = own;
-    gates[CHUNK + lane] = ratio;
+    gates[CHUNK + lane] = SSM ? beta * ratio : ratio;
+    if (SSM) return;
     __syncwarp();
 
     // Forward substitution.
@@ -155,9 +160,10 @@ KERNEL(delta_chunks, Arguments)
     __syncthreads();
     multiplyKeys(warp, lane);
     uint4* part = keyPart(args, chunk.slot, k_head);
-    for (uint i = thread; i < KEY_PART; i += THREADS) part[i] = shared[i];
+    if (blockIdx.z == 0)
+        for (uint i = thread; i < KEY_PART; i += THREADS) part[i] = ((uint4*)staged)[i];
     __syncthreads();
-    for (uint n = warp; n < each; n += WARPS)
+    for (uint n = blockIdx.z * WARPS + warp; n < each; n += gridDim.z * WARPS)
         makeSquares(args, chunk, GROUPED ? k_head * each + n : n * args.n_k_heads + k_head,
-            (float*)shared + warp * MATRIX_FLOATS, lane);
+            (float*)staged + warp * MATRIX_FLOATS, lane);
 }

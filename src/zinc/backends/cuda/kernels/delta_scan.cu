@@ -1,14 +1,14 @@
 // The second kernel of the chunkwise delta rule (delta_chunk.cuh): a sequence (grid.z) of a value head
 // (grid.x), chunk by chunk. A warp has 16 columns of the state in registers as the sums of S^T, in
 // which it multiplies them: all products are transposed, and no warp needs what another one makes.
-// The matrices of the next chunk are copied to shared memory while one chunk is multiplied.
+// With two STAGES, the matrices of the next chunk are copied to shared memory while one chunk is
+// multiplied.
 
 #define THREADS (WARPS * SUBGROUP)
 #include "delta_chunk.cuh"
 #include "floats.cuh"
 
 #define STAGE (KEY_PART + VALUE_PART)
-#define STAGES 2
 
 DYNAMIC_SHARED(staged, STAGES * STAGE * 16);
 
@@ -37,7 +37,7 @@ struct Chunks
 struct StateColumns
 {
     float state[K_DIM / 8][4];
-    float known[CHUNK / 8][4], out[CHUNK / 8][4], values[CHUNK / 8][4];
+    float known[CHUNK / 8][4], out[CHUNK / 8][4], values[CHUNK / 8][4]; // scans have no `known`
     uint col, pair; // pair: first of the two neighbours
 
     /// Loads V of a chunk. Rows past the last one repeat it.
@@ -48,7 +48,7 @@ struct StateColumns
             {
                 uint row = start + min(8 * n + pair + i % 2, rows - 1);
                 float* x = (float*)rowAt(args.qkv, row, args.qkv_stride);
-                values[n][i] = x[2 * args.n_k_heads * K_DIM + head * V_DIM + col + i / 2 * 8];
+                values[n][i] = x[firstColumn(args, 2) + head * V_DIM + col + i / 2 * 8];
             }
     }
 
@@ -64,8 +64,11 @@ struct StateColumns
             UNROLL for (uint n = 0; n < CHUNK / 16; n++)
             {
                 uint high[4], low[4];
-                loadSplit<KeyRows>(keys, KEY_TILE, 16 * n, 2 * k, high, low);
-                multiplySplit(known[2 * n], known[2 * n + 1], a, high, low);
+                if (!SSM)
+                {
+                    loadSplit<KeyRows>(keys, KEY_TILE, 16 * n, 2 * k, high, low);
+                    multiplySplit(known[2 * n], known[2 * n + 1], a, high, low);
+                }
                 loadSplit<KeyRows>(keys + 2 * KEY_TILE, KEY_TILE, 16 * n, 2 * k, high, low);
                 multiplySplit(out[2 * n], out[2 * n + 1], a, high, low);
             }
@@ -107,10 +110,10 @@ struct StateColumns
     }
 
     /// Processes a chunk: leaves O^T in `out` and the next state in `state`.
-    MEMBER void process(const uint4* keys)
+    MEMBER void process(const uint4* keys, float skip)
     {
         const uint4* squares = keys + KEY_PART;
-        const float* gates = (const float*)(squares + 4 * SQUARE_TILE);
+        const float* gates = (const float*)(squares + GATES_AT);
         multiplyState(keys);
         UNROLL for (uint n = 0; n < CHUNK / 8; n++)
             UNROLL for (uint i = 0; i < 4; i++)
@@ -121,8 +124,14 @@ struct StateColumns
             }
         float d[CHUNK / 8][4];
         clear(d);
-        multiplySquare(known, squares, d);
-        multiplySquare(d, squares + 2 * SQUARE_TILE, out);
+        if (SSM)
+            UNROLL for (uint n = 0; n < CHUNK / 8; n++)
+                UNROLL for (uint i = 0; i < 4; i++) d[n][i] = values[n][i];
+        else multiplySquare(known, squares, d);
+        multiplySquare(d, squares + P_AT, out);
+        if (SSM)
+            UNROLL for (uint n = 0; n < CHUNK / 8; n++)
+                UNROLL for (uint i = 0; i < 4; i++) out[n][i] += skip * values[n][i];
         UNROLL for (uint n = 0; n < CHUNK / 8; n++)
             UNROLL for (uint i = 0; i < 4; i++) d[n][i] *= gates[CHUNK + 8 * n + pair + i % 2];
         UNROLL for (uint n = 0; n < K_DIM / 8; n++)
@@ -165,6 +174,7 @@ KERNEL(delta_scan, Arguments)
     StateColumns columns;
     columns.col = min(first, V_DIM - 16) + lane / 4;
     columns.pair = 2 * (lane % 4);
+    float skip = SSM ? args.skip[head] : 0.0f;
     uint position = positionOf(args.step, start);
     float* slot = args.state + uint64_t(args.step->state_slot[sequence]) * args.slot_floats
         + (head * V_DIM + columns.col) * K_DIM + columns.pair;
@@ -184,10 +194,16 @@ KERNEL(delta_scan, Arguments)
         columns.loadValues(args, head, start, rows);
         waitForCopies<0>();
         __syncthreads();
-        if (start + CHUNK < end) chunks.load(args, i + 1);
-        if (!exists) continue;
-        columns.process(chunks.stage(i));
-        columns.store(args, head, start, rows);
+        bool has_next = start + CHUNK < end;
+        if (STAGES > 1 && has_next) chunks.load(args, i + 1);
+        if (exists)
+        {
+            columns.process(chunks.stage(i), skip);
+            columns.store(args, head, start, rows);
+        }
+        if (STAGES > 1 || !has_next) continue;
+        __syncthreads();
+        chunks.load(args, i + 1);
     }
     if (!exists) return;
     state = slot + halfFloats(args, position + part.end - part.begin);

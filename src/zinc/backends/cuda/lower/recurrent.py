@@ -1,10 +1,10 @@
 """Lowerings of the ops with a recurrent state for many tokens.
 
-The delta rule goes in chunks on tensor cores: the first kernel makes the matrices of all chunks in
-parallel, the second goes through the chunks of each sequence (kernels/delta_chunk.cuh). If states
-can be set back, the first and last rows go token by token (kernels/delta_parts.cuh). The
-convolution goes in blocks of rows, of which a first kernel saves the rows before each block
-(kernels/conv_block.cuh).
+The delta rule and the scan of Mamba-2 go in chunks on tensor cores: the first kernel makes the
+matrices of all chunks in parallel, the second goes through the chunks of each sequence
+(kernels/delta_chunk.cuh). If states can be set back, the first and last rows go token by token
+(kernels/delta_parts.cuh). The convolution goes in blocks of rows, of which a first kernel saves the
+rows before each block (kernels/conv_block.cuh).
 """
 
 from __future__ import annotations
@@ -12,19 +12,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zinc.backends.cuda.lower.registry import lowers
-from zinc.backends.plans import Launch
+from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import ConvBlockArguments, DeltaChunkArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower import recurrent
-from zinc.gpu.lower.operands import ceil_div, in_vectors, operand, rows, vector_or_null
+from zinc.gpu.lower.operands import (
+    ceil_div,
+    in_vectors,
+    operand,
+    ref_or_null,
+    rows,
+    vector_or_null,
+)
 from zinc.ops.values import RecurrentState, Weight
 
 CHUNK = 32  # equals CHUNK in kernels/delta_chunk.cuh
 WARP_COLS = 16  # columns of the state of a warp
-SCAN_WARPS = 4  # of a block
-SCAN_STAGES = 2  # chunks in shared memory
+CHUNK_WARPS = 4  # of a block of kernels/delta_chunks.cu, equals WARPS there
+HEADS_OF_WARP = 2  # value heads for which one of these warps makes matrices
+SCAN_WARPS = 4  # of a block of kernels/delta_scan.cu
+SCAN_STAGES = 2  # chunks in its shared memory, 1 if there is not enough
 CONV_ROWS = 64  # equals BLOCK_ROWS in kernels/conv_block.cuh
 CONV_COLS = 128  # equals COLS in kernels/conv_rows.cu
 EDGE_COLS = 512  # of a block of kernels/conv_edges.cu
@@ -32,6 +41,7 @@ EDGE_COLS = 512  # of a block of kernels/conv_edges.cu
 MIN_TOKENS = 32
 HEAD, TAIL = 1, 3  # equal those in kernels/delta_parts.cuh
 MAX_K_DIM = 128  # longest columns that fit into the registers of a warp
+MAX_SCAN_K_DIM = 256  # of a scan, which keeps fewer other numbers
 
 
 @lowers("causal_conv")
@@ -67,37 +77,68 @@ def causal_conv(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]
 @lowers("delta_rule")
 def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     """Lower the op `delta_rule`."""
+    names = ("qkv", "alpha", "decay", "decay_bias")
+    by_token = recurrent.delta_rule(launch, at, bucket)
+    return _in_chunks(launch, at, bucket, names, by_token, beta=rows(launch, "beta"))
+
+
+@lowers("ssm_scan")
+def ssm_scan(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    """Lower the op `ssm_scan`."""
+    names = ("xbc", "dt", "decay", "dt_bias")
+    by_token = recurrent.ssm_scan(launch, at, bucket)
+    return _in_chunks(launch, at, bucket, names, by_token, skip=operand(launch, "skip", Weight))
+
+
+def _in_chunks(
+    launch: Launch,
+    at: Addresses,
+    bucket: Bucket,
+    names: tuple[str, str, str, str],
+    by_token: list[Dispatch],
+    *,
+    beta: Ref | None = None,
+    skip: Weight | None = None,
+) -> list[Dispatch]:
+    """Return the dispatches of a delta rule in chunks, or of a scan if it has factors `skip`.
+
+    They are `by_token` if the step has few tokens or the kernels lack the shape. names: operands
+    with the rows of q, k and v, the input of the decay, the decay and its bias.
+    """
     attrs = {name: int(value) for name, value in launch.attrs}
     k_dim, v_dim = attrs["k_dim"], attrs["v_dim"]
     n_k, n_v = attrs["n_k_heads"], attrs["n_v_heads"]
-    key_bytes, value_bytes = _part_bytes(k_dim)
-    shared_bytes = SCAN_STAGES * (key_bytes + value_bytes)
+    is_scan = skip is not None
+    key_bytes, value_bytes = _part_bytes(k_dim, is_scan)
+    stages = min(SCAN_STAGES, at.features.most_shared_bytes // (key_bytes + value_bytes))
     if (
         not _has_many(bucket)
         or at.features.batch_invariant
         or k_dim % WARP_COLS
-        or k_dim > MAX_K_DIM
+        or k_dim > (MAX_SCAN_K_DIM if is_scan else MAX_K_DIM)
         or v_dim % WARP_COLS
-        or shared_bytes > at.features.most_shared_bytes
+        or stages == 0
     ):
-        return recurrent.delta_rule(launch, at, bucket)
-    qkv, alpha, beta = (rows(launch, name) for name in ("qkv", "alpha", "beta"))
-    decay, decay_bias = (operand(launch, name, Weight) for name in ("decay", "decay_bias"))
+        return by_token
+    qkv, alpha = (rows(launch, name) for name in names[:2])
+    decay, decay_bias = (operand(launch, name, Weight) for name in names[2:])
+    beta_at, beta_stride = ref_or_null(at, beta)
     state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
     slots = bucket.tokens // CHUNK + bucket.sequences
     arguments = DeltaChunkArguments(
         step=at.step,
         qkv=at.ref(qkv),
         alpha=at.ref(alpha),
-        beta=at.ref(beta),
+        beta=beta_at,
         decay=at.vector(decay),
         decay_bias=at.vector(decay_bias),
+        skip=vector_or_null(at, skip),
         state=at.recurrent(state),
         y=at.ref(y),
         chunks=at.scratch.take(slots * (n_k * key_bytes + n_v * value_bytes)),
         qkv_stride=qkv.stride,
         alpha_stride=alpha.stride,
-        beta_stride=beta.stride,
+        beta_stride=beta_stride,
         y_stride=y.stride,
         n_k_heads=n_k,
         n_v_heads=n_v,
@@ -105,22 +146,27 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     )
     rollback = "rollback" in attrs
     defines = (
-        ("GROUPED", attrs["grouped"]),
+        ("GROUPED", attrs.get("grouped", 1)),
         ("K_DIM", k_dim),
         ("ROLLBACK", int(rollback)),
+        ("SSM", int(is_scan)),
         ("VECTORS", in_vectors(at, qkv)),
         ("V_DIM", v_dim),
     )
+    chunk_bytes = max(key_bytes, CHUNK_WARPS * CHUNK * CHUNK * 4)
+    chunks = KernelVariant("delta_chunks", defines, chunk_bytes)
+    groups = ceil_div(n_v // n_k, CHUNK_WARPS * HEADS_OF_WARP)
     warps = min(SCAN_WARPS, v_dim // WARP_COLS)
-    scan = KernelVariant("delta_scan", (*defines, ("WARPS", warps)), shared_bytes)
+    scan_defines = (*defines, ("STAGES", stages), ("WARPS", warps))
+    scan = KernelVariant("delta_scan", scan_defines, stages * (key_bytes + value_bytes))
     grid = (n_v, ceil_div(v_dim, WARP_COLS * warps), bucket.sequences)
     dispatches = [
-        Dispatch(KernelVariant("delta_chunks", defines), arguments, (slots, n_k, 1)),
+        Dispatch(chunks, arguments, (slots, n_k, groups)),
         Dispatch(scan, arguments, grid, waits=True),
     ]
     if not rollback:
         return dispatches
-    (rule,) = recurrent.delta_rule(launch, at, bucket)
+    (rule,) = by_token
     return [_part(rule, HEAD), *dispatches, replace(_part(rule, TAIL), waits=True)]
 
 
@@ -135,10 +181,10 @@ def _has_many(bucket: Bucket) -> bool:
     return bucket.tokens >= max(MIN_TOKENS, 2 * bucket.sequences)
 
 
-def _part_bytes(k_dim: int) -> tuple[int, int]:
+def _part_bytes(k_dim: int, is_scan: bool) -> tuple[int, int]:
     """Return the bytes of a chunk's matrices for a key head and for a value head."""
-    keys, squares = (4 * CHUNK * 16 * _pitch(cols // 8) for cols in (k_dim, CHUNK))
-    return keys, squares + 2 * CHUNK * 4
+    keys, square = (2 * CHUNK * 16 * _pitch(cols // 8) for cols in (k_dim, CHUNK))
+    return 2 * keys, (1 if is_scan else 2) * square + 2 * CHUNK * 4
 
 
 def _pitch(chunks: int) -> int:
