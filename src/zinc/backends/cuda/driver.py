@@ -12,6 +12,7 @@ from typing import Any
 from zinc.backends.cuda.errors import DRIVER_HINT, error_of
 from zinc.core.errors import DeviceError
 from zinc.core.extras import CUDA, install_command
+from zinc.gpu.selection import select
 
 OLDEST_CAPABILITY = (8, 0)  # compute capability with int8 dot products, cp.async and bfloat16
 # pyproject.toml allows NVRTC 13, whose code needs a driver of the same or a later major version.
@@ -83,20 +84,9 @@ def choose(wanted: str = "") -> Candidate:
     found = candidates()
     if not found:
         raise DeviceError("no CUDA device was found", "the driver lists none", DRIVER_HINT)
-    names = ", ".join(f"{c.index} ({c.name})" for c in found)
     chosen = min(found, key=lambda c: (bool(c.missing), c.index))
     if wanted:
-        key = wanted.removeprefix("cuda:").strip().lower()
-        named = [c for c in found if key == str(c.index) or (key and key in c.name.lower())]
-        if not named:
-            raise DeviceError(f"there is no CUDA device {wanted!r}", "", f"choose one of {names}")
-        if len(named) > 1:
-            raise DeviceError(
-                f"more than one CUDA device has {wanted!r} in its name",
-                "",
-                f"choose one of {names}",
-            )
-        chosen = named[0]
+        chosen = select("CUDA", wanted, found)
     if chosen.missing:
         raise DeviceError(
             f"the CUDA device {chosen.name} cannot run zinc",

@@ -11,6 +11,7 @@ from zinc.backends.vulkan.vk import types as vk
 from zinc.backends.vulkan.vk.library import DRIVER_HINT, Library
 from zinc.core.errors import DeviceError
 from zinc.gpu.features import MAX_SHARED_BYTES, MAX_THREADS
+from zinc.gpu.selection import select
 
 MAX_PUSH_BYTES = 128  # push constants that every Vulkan device has
 # Features that kernels require. Others of vk.types.FEATURES* are used if they are supported.
@@ -100,19 +101,8 @@ def choose(wanted: str = "") -> Candidate:
             "the loader knows no driver",
             DRIVER_HINT,
         )
-    names = ", ".join(f"{c.index} ({c.name})" for c in found)
     if wanted:
-        key = wanted.removeprefix("vulkan:").strip().lower()
-        named = [c for c in found if key == str(c.index) or (key and key in c.name.lower())]
-        if not named or (not key.isdigit() and len(named) > 1):
-            raise DeviceError(
-                f"there is no Vulkan device {wanted!r}"
-                if not named
-                else f"more than one Vulkan device has {wanted!r} in its name",
-                "",
-                f"choose one of {names}",
-            )
-        chosen = named[0]
+        chosen = select("Vulkan", wanted, found)
     else:
         order = ["discrete GPU", "integrated GPU", "virtual GPU", "CPU", "other"]
         chosen = min(found, key=lambda c: (bool(c.missing), order.index(c.kind), c.index))
