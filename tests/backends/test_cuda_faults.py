@@ -12,11 +12,13 @@ import pytest
 from cuda_emulator.fake_driver import FakeDriver, install
 
 from zinc import LLM, DeviceMap, SamplingParams
+from zinc.backends import cuda
 from zinc.backends.cuda import driver
 from zinc.backends.cuda.errors import LOST
 from zinc.backends.cuda.staging import N_BUFFERS
 from zinc.core.errors import DeviceError, MemoryLimitError
 from zinc.gpu.errors import DeviceLostError
+from zinc.gpu.memory import MemoryKind
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 MODEL = Path(__file__).parents[1] / "data" / "fixtures" / "qwen3.gguf"
@@ -162,3 +164,17 @@ def test_memory_of_a_lost_device_is_given_up_without_an_error(fake: FakeDriver) 
         llm.close()
         del llm
         gc.collect()
+
+
+@pytest.mark.parametrize("kind", [MemoryKind.DEVICE, MemoryKind.DOWNLOAD, MemoryKind.STEP])
+def test_memory_that_is_freed_leaves_the_current_context_alone(
+    fake: FakeDriver, kind: MemoryKind
+) -> None:
+    """A finalizer may run while a thread works on another card."""
+    buffer = cuda.host_of(0).buffer(4096, kind)
+    fake.context = "of another card"
+    blocks = len(fake.memory) + len(fake.host_memory)
+    del buffer
+    gc.collect()
+    assert len(fake.memory) + len(fake.host_memory) < blocks
+    assert fake.context == "of another card"

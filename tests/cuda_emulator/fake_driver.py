@@ -72,6 +72,7 @@ class FakeDriver:
         self.memory: dict[int, Any] = {}
         self.host_memory: dict[int, Any] = {}
         self.calls: dict[str, int] = {}
+        self.context: Any = None  # the current one
         self.edges: list[tuple[int, int, bool]] = []  # of graphs: earlier, later, starts early
 
     def __getattr__(self, name: str) -> Any:
@@ -118,6 +119,13 @@ class FakeDriver:
 
     def cuDeviceGetAttribute(self, key: str, device: Any) -> tuple[int, int]:  # noqa: N802
         return 0, ATTRIBUTES.get(key.removeprefix("CU_DEVICE_ATTRIBUTE_"), 0)
+
+    def cuCtxGetCurrent(self) -> tuple[int, Any]:  # noqa: N802
+        return 0, self.context
+
+    def cuCtxSetCurrent(self, context: Any) -> tuple[int]:  # noqa: N802
+        self.context = context
+        return (0,)
 
     def cuMemGetInfo(self) -> tuple[int, int, int]:  # noqa: N802
         return 0, self.n_bytes - sum(map(len, self.memory.values())), self.n_bytes

@@ -194,7 +194,9 @@ class GpuBackend(GpuKernels):
     def prepare(self, plan: Plan, cache: GpuCache) -> GpuProgram:
         if self.compiles_ahead:
             layout = cache.layout
-            steps = ahead.distinct_buckets(plan, max(layout.n_blocks) * layout.block_tokens)
+            steps = ahead.distinct_buckets(
+                plan, max(layout.n_blocks, default=1) * layout.block_tokens
+            )
             self._compile(
                 ahead.kernels(
                     self.kernel_set,

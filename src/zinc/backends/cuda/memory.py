@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -133,11 +133,22 @@ class Memory:
         return np.ctypeslib.as_array(memory)
 
     def _free(self, address: int) -> None:
-        with suppress(ZincError):  # the context of a lost device is gone
-            self._enter()
+        with suppress(ZincError), self._visited():
             self._cuda.cuMemFree(address)
 
     def _free_host(self, where: int) -> None:
-        with suppress(ZincError):
-            self._enter()
+        with suppress(ZincError), self._visited():
             self._cuda.cuMemFreeHost(where)
+
+    @contextmanager
+    def _visited(self) -> Iterator[None]:
+        """Make the device's context current, then the previous one again. Raises DeviceError.
+
+        Finalizers run between any two calls of a thread, which may be working on another device.
+        """
+        before = checked(self._cuda.cuCtxGetCurrent(), "cuCtxGetCurrent")
+        self._enter()  # raises if the device was lost: its context is gone
+        try:
+            yield
+        finally:
+            checked(self._cuda.cuCtxSetCurrent(before), "cuCtxSetCurrent")
