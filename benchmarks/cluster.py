@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -44,6 +45,11 @@ SYSTEM_WORDS, TURN_WORDS, ANSWER_TOKENS = 30, 40, 8
 MAX_REFUSED = 5
 PATIENCE_S = 180.0
 START_S = 120.0
+PROCESSES = {  # by their titles
+    "proxy": "ray::ProxyActor",
+    "front": "ray::ServeReplica:zinc:front",
+    "replicas": "ray::ServeReplica:zinc:engine",
+}
 
 
 def words(count: int, seed: str) -> str:
@@ -196,7 +202,9 @@ def hits(args: argparse.Namespace, router: str) -> dict[str, Any]:
             for each in [pool.submit(work) for _ in range(args.workers)]:
                 each.result()
         seconds = time.perf_counter() - started
-        calm = [overhead_alone() for _ in range(args.alone)] if router != "single" else []
+        before = processor_s()
+        calm = [alone() for _ in range(args.alone)]
+        spent = {name: s - before.get(name, 0) for name, s in processor_s().items()}
     return {
         "hit_rate": counts["cached"] / counts["prompt"],
         "prompt_tokens": counts["prompt"],
@@ -207,15 +215,35 @@ def hits(args: argparse.Namespace, router: str) -> dict[str, Any]:
             reverse=True,
         ),
         "overhead_ms_under_load": statistics.median(overhead) if overhead else None,
-        "overhead_ms_alone": statistics.median(calm) if calm else None,
+        "overhead_ms_alone": statistics.median(o for _, o in calm) if router != "single" else None,
+        "client_ms_alone": statistics.median(ms for ms, _ in calm),
+        "processor_ms_alone": {name: 1e3 * s / args.alone for name, s in spent.items()},
         "texts": [c.texts for c in conversations],
     }
 
 
-def overhead_alone() -> float:
-    """Return the milliseconds that the cluster adds to a request while nothing else runs."""
+def alone() -> tuple[float, float]:
+    """Send a request while nothing else runs.
+
+    Returns its milliseconds, and those that front, router and Ray took between them (0 without).
+    """
+    started = time.perf_counter()
     headers = post(body([{"role": "user", "content": words(40, "alone")}], tokens=1))[1]
-    return float(headers["server-timing"].rpartition("=")[2])
+    ms = 1e3 * (time.perf_counter() - started)
+    return ms, float(headers.get("server-timing", "=0").rpartition("=")[2])
+
+
+def processor_s() -> dict[str, float]:
+    """Return the processor time that each kind of Serve process has taken, in seconds (Linux)."""
+    found: Counter[str] = Counter()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            title = (process / "cmdline").read_text()
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            for name, mark in PROCESSES.items():
+                if title.startswith(mark):
+                    found[name] += sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return dict(found)
 
 
 class Load:

@@ -152,7 +152,7 @@ async def _a_stream_that_was_begun_ends_with_an_error(front: Front, local: Local
         ("/v1/messages", b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"'),
         ("/api/chat", b'{"error":"the replica that answered was lost'),
     ):
-        replicas, local.lost = list(local.replicas), {"r0": 4}
+        replicas, local.lost = list(local.replicas), {"r0": 3}
         local.asked.clear()
         more = {"model": "x", "stream": True, "options": {"num_predict": 200}}
         if not path.startswith("/api"):
@@ -167,7 +167,7 @@ async def _a_stream_that_was_begun_ends_with_an_error(front: Front, local: Local
 
 async def _a_request_of_a_lost_replica_is_repeated(front: Front, local: Local, text: str) -> None:
     local.asked.clear()
-    local.lost = {"r0": 1, "r1": 0}
+    local.lost = {"r0": 0, "r1": 0}
     ask = {**CHAT, "max_tokens": 12}
     reply = await call(front, "POST", "/v1/chat/completions", ask)
     assert local.asked == ["r0", "r1", "r2"]
@@ -202,6 +202,12 @@ def test_a_client_gets_a_retryable_error_when_no_replica_answers(path):
     assert reply.json["error"]["code"] == "replica_lost"
 
 
+def test_a_request_is_repeated_when_a_replica_is_lost_that_had_begun():
+    replicas = Scripted(Part("r0", 0.0), ReplicaLostError())
+    reply = asyncio.run(call(Front(replicas, 1 << 20, pause_s=0.0), "POST", "/completion", CHAT))
+    assert (reply.status, replicas.n_calls) == (503, 5)
+
+
 def test_a_request_that_no_replica_begins_ends():
     replicas = Scripted(None)
     reply = asyncio.run(call(Front(replicas, 1 << 20, start_s=0.01), "POST", "/completion", CHAT))
@@ -212,6 +218,25 @@ def test_a_request_that_no_replica_begins_ends():
 def test_a_body_that_is_too_large_is_refused():
     reply = asyncio.run(call(Front(Scripted(), 100), "POST", "/completion", {"prompt": "x" * 100}))
     assert reply.status == 413
+
+
+def test_a_replica_says_that_it_has_begun_when_the_answer_takes_longer(monkeypatch):
+    async def run() -> list[Part]:
+        async with cluster(1) as (front, local):
+            made = await call(front, "POST", "/v1/responses", {"input": "Hi"})
+            monkeypatch.setattr("zinc.cluster.replica._BEGIN_S", 0.0)
+            path = f"/v1/responses/{made.json['id']}"  # is looked for on all replicas
+            assert (await call(front, "GET", path)).json == made.json
+            scope = {
+                "type": "http", "method": "GET", "path": "/health", "query_string": b"",
+                "headers": [(b"host", b"localhost")], "http_version": "1.1", "scheme": "http",
+                "client": ("x", 1),
+            }  # fmt: skip
+            return [part async for part in local.replicas[0].answer(Forwarded(scope, b""))]
+
+    first, *rest = asyncio.run(run())
+    assert first == Part("r0", 0.0)
+    assert rest[0].messages[0]["type"] == "http.response.start"
 
 
 def test_closing_an_answer_cancels_its_sequence():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
 from starlette.types import ASGIApp
 
 from zinc.cluster.front import Front, ReplicaLostError
@@ -26,6 +26,7 @@ APPLICATION, ENGINE, FRONT = "zinc", "engine", "front"
 _MAX_ONGOING = 1000  # of a replica; its server refuses what exceeds --max-waiting
 _FRONT_ONGOING = 10_000
 _HEALTH_S = 5.0
+_LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)  # replicas log requests
 
 
 class ReplicaStartError(Exception):
@@ -69,7 +70,6 @@ class FrontDeployment:
     """The front as a Serve deployment."""
 
     def __init__(self, engine: DeploymentHandle, options: Mapping[str, Any]) -> None:
-        logging.getLogger("ray.serve").setLevel(logging.WARNING)  # no line for each request
         handle = engine.options(stream=True, method_name="answer")
         cluster = ClusterOptions.of(options)
         self._front = Front(_ServeReplicas(handle), cluster.max_body_bytes, cluster.separates_keys)
@@ -113,6 +113,7 @@ def build(args: Mapping[str, Any]) -> Any:
         autoscaling_config=None if options.replicas else _autoscaling(options),
         max_ongoing_requests=_MAX_ONGOING,
         health_check_period_s=_HEALTH_S,
+        logging_config=_LOGGING,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=options.drain_s,
         ray_actor_options={"num_cpus": options.cpus, "num_gpus": options.gpus},
@@ -126,6 +127,7 @@ def build(args: Mapping[str, Any]) -> Any:
         name=FRONT,
         num_replicas=options.fronts,
         max_ongoing_requests=_FRONT_ONGOING,
+        logging_config=_LOGGING,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=options.drain_s,
         ray_actor_options={"num_cpus": 0},

@@ -186,11 +186,12 @@ class Front:
         while True:
             try:
                 async with aclosing(self._parts(replace(request, avoid=avoid))) as parts:
-                    begun = await anext(parts)
-                    if begun.replica in avoid:
-                        break
-                    avoid = (*avoid, begun.replica)
                     first = await anext(parts)
+                    if first.replica in avoid:
+                        break
+                    avoid = (*avoid, first.replica)
+                    if not first.messages:
+                        first = await anext(parts)
                     if goes_on(_status([first])):
                         reply = [first, *[part async for part in parts]]
                         continue

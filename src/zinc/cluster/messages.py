@@ -32,7 +32,8 @@ class Forwarded:
 class Part:
     """A part of a replica's answer: ASGI messages that were ready at the same time.
 
-    The first part has no messages; it says that the replica has begun. seconds: since then.
+    A part without messages says that the replica has begun, when the first messages take long.
+    seconds: since the replica got the request.
     """
 
     replica: str

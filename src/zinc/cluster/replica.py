@@ -19,6 +19,7 @@ from zinc.server.config import ServerConfig
 from zinc.server.http.responses import stop
 from zinc.server.runtime.entry import State
 
+_BEGIN_S = 0.5  # after which a replica says that it has begun, as the answer takes longer
 _BYTES_PER_TOKEN = 4.0  # of text, until prompts have been counted
 
 
@@ -59,10 +60,10 @@ class Replica:
 
     async def answer(self, request: Forwarded) -> AsyncGenerator[Part]:
         """Yield the parts of the answer to a request. Closing the generator cancels the request."""
-        started = time.perf_counter()
-        yield Part(self.name, 0.0)
         if self.name in request.avoid:  # all replicas have had the request
+            yield Part(self.name, 0.0)
             return
+        started = time.perf_counter()
         blocks = split(request.blocks)
         if blocks:
             self._n_prompts += 1
@@ -90,9 +91,16 @@ class Replica:
 
         task = asyncio.create_task(run())
         try:
-            is_open = True
+            has_begun, is_open = False, True
             while is_open:
-                messages = [await ready.get()]
+                try:
+                    async with asyncio.timeout(None if has_begun else _BEGIN_S):
+                        messages = [await ready.get()]
+                except TimeoutError:
+                    has_begun = True
+                    yield Part(self.name, 0.0)
+                    continue
+                has_begun = True
                 while not ready.empty():
                     messages.append(ready.get_nowait())
                 is_open = None not in messages
