@@ -97,7 +97,8 @@ class Shape:
     and attention sinks, as in gpt-oss. post_norms: a norm after attention and one after the MLP.
     window: sliding window in tokens. dense_layers: layers before the first one with experts.
     short_conv: taps of recurrent layers that are short convolutions. mamba: recurrent layers that
-    are Mamba-2. attends: layers that attend, if the others are one of these two.
+    are Mamba-2. attends: layers that attend, if others are one of these two. Layers have no MLP if
+    `ffn` is 0.
     """
 
     arch: str
@@ -125,9 +126,9 @@ class Shape:
     attends: tuple[int, ...] = ()
 
     def is_recurrent(self, layer: int) -> bool:
-        if self.attends:
-            return layer not in self.attends
-        return self.delta is not None and (layer + 1) % self.delta.interval != 0
+        if self.delta is not None:
+            return (layer + 1) % self.delta.interval != 0
+        return (self.mamba is not None or self.short_conv > 0) and layer not in self.attends
 
 
 SHAPES = {
@@ -170,6 +171,11 @@ SHAPES = {
         qk_norm=False,
         mamba=Mamba2(48, 64, 128),
         attends=(5, 15, 25, 35),
+    ),
+    "mamba2-1.3b": Shape(
+        *("mamba2", 48, 2048, 0, 0, 0, 0, 50288, 1048576, 1e4),
+        qk_norm=False,
+        mamba=Mamba2(64, 64, 128),
     ),
     "gemma3-1b": Shape(
         *("gemma3", 26, 1152, 6912, 4, 1, 256, 262144, 32768, 1e6),
@@ -341,6 +347,8 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
                 yield f"{p}attn_sinks.weight", (shape.heads,), f32
                 for name, rows in (("q", q), ("k", kv), ("v", kv), ("output", shape.hidden)):
                     yield f"{p}attn_{name}.bias", (rows,), f32
+        if shape.ffn == 0:
+            continue
         norm = "post_attention_norm" if delta or shape.biases else "ffn_norm"
         yield f"{p}{norm}.weight", (shape.hidden,), f32
         if shape.post_norms:
