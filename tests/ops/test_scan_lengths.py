@@ -29,7 +29,7 @@ LENGTHS = ((1, 15, 16, 17), (64, 65, 200), (1,), (15,), (16,), (17,), (65,))
 def case_of(name: str, lengths: tuple[int, ...]) -> Case:
     """Return a case of the op with sequences of these lengths. Many heads share a key."""
     if name == "selective_scan":
-        return scan_case("lengths", 48, 8, lengths)
+        return scan_case("lengths", 48, 8 if len(lengths) > 1 else 6, lengths)
     make = ssm_case if name == "ssm_scan" else delta_case
     return make("lengths", DeltaShape(1, 20, 16, 16), lengths, pace=0.1)
 

@@ -25,8 +25,9 @@ from zinc.ops.recurrent_state import CHUNK
 from zinc.ops.values import RecurrentState, Weight
 
 CONV_THREADS = 128
-SCAN_THREADS = 64
-MAX_SCAN_SIZE = 32  # numbers of a channel's state, in registers of a thread
+SCAN_THREADS = 128
+SCAN_SHARE = 4  # lanes that share the state of a channel, if its numbers divide evenly
+MAX_SCAN_SIZE = 32  # numbers of a channel's state, in registers
 CONV_COLS = 32  # equals COLS in kernels/causal_conv.slang
 DELTA_COLS = 16
 # Tokens whose keys and queries are staged in shared memory together: a chunk, so that the state is
@@ -104,9 +105,15 @@ def selective_scan(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
         slot_floats=state.floats,
     )
     rollback = int(launch.attributes.get("rollback", 0))
-    defines = (("ROLLBACK", rollback), ("SIZE", b.cols), ("THREADS", SCAN_THREADS))
-    kernel = KernelVariant("selective_scan", defines)
-    return [Dispatch(kernel, arguments, (ceil_div(x.cols, SCAN_THREADS), bucket.sequences, 1))]
+    share = SCAN_SHARE if b.cols % SCAN_SHARE == 0 else 1
+    defines = (
+        ("ROLLBACK", rollback),
+        ("SHARE", share),
+        ("SIZE", b.cols),
+        ("THREADS", SCAN_THREADS),
+    )
+    groups = (ceil_div(x.cols, SCAN_THREADS // share), bucket.sequences, 1)
+    return [Dispatch(KernelVariant("selective_scan", defines), arguments, groups)]
 
 
 def _rule(
