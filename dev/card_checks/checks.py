@@ -103,7 +103,7 @@ Check: TypeAlias = CaseCheck | FixtureCheck
 
 def every_check(kernels: Kernels) -> Iterator[Check]:
     """Yield the checks that a backend with `kernels` must pass."""
-    yield from (CaseCheck(op, case) for op, case in every_case() if is_for(kernels, op))
+    yield from (CaseCheck(op, case) for op, case in every_case() if is_for(kernels, op, case))
     yield from (FixtureCheck(path.with_suffix(".gguf")) for path in sorted(FIXTURES.glob("*.npz")))
 
 

@@ -402,7 +402,7 @@ class Step:
             "softcap": sizes.softcap,
         }
         sinks = sizes.sink_logits
-        ins = [self.q, cache, None if sinks is None else vector(sinks), None]
+        ins = [self.q, cache, None if sinks is None else vector(sinks), None, None]
         self.program.add("attention", "tokens", 0, ins, [self.o], attend)
 
     def __call__(
@@ -800,7 +800,7 @@ def test_bad_operands_are_refused(level: str) -> None:
         ("add", [x, pair], {}, "columns"),
         ("glu", [x, x], {"activation": 9}, "activation"),
         ("softcap", [x], {"cap": 0.0}, "cap"),
-        ("attention", [x, None, None, None], {"n_heads": 2, "scale": 1.0}, "kv"),
+        ("attention", [x, None, None, None, None], {"n_heads": 2, "scale": 1.0}, "kv"),
     ]
     for kernel, ins, attrs, text in cases:
         with pytest.raises(ValueError, match=text):

@@ -69,7 +69,7 @@ RUNS = [
         index, id=f"{op.name}-{case.name}", marks=[] if index in QUICK else pytest.mark.every
     )
     for index, (op, case) in enumerate(CASES)
-    if is_for(CudaKernels(), op)
+    if is_for(CudaKernels(), op, case)
 ]
 
 

@@ -12,7 +12,7 @@ from present import absent
 
 from zinc.backends import api, vulkan
 from zinc.backends.vulkan import VulkanBackend, shaders
-from zinc.testing.parity import case_tolerance, every_case
+from zinc.testing.parity import case_tolerance, every_case, is_for
 
 pytestmark = [
     pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulkan", "")),
@@ -21,7 +21,11 @@ pytestmark = [
 
 # Kernels that FEW_REGISTERS changes, or whose tiles depend on registers.
 CHANGED = ("attention", "rope", "kv_store", "delta_rule", "ssm_scan", "linear", "linear_glu")
-CASES = {f"{op.name}-{case.name}": (op, case) for op, case in every_case() if op.name in CHANGED}
+CASES = {
+    f"{op.name}-{case.name}": (op, case)
+    for op, case in every_case()
+    if op.name in CHANGED and is_for(api.kernels("vulkan"), op, case)
+}
 # Wide heads that the kernel prepares, and the recurrent state.
 SOON = ("attention-deep-heads", "delta_rule-equal")
 

@@ -12,7 +12,7 @@ from zinc.formats.gguf import GGUFFile
 Tensors = dict[str, np.ndarray | None]
 # One for each family, and for each way to store latent attention and to choose experts.
 FAMILIES = ("qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2v2", "deepseek2v3")
-FAMILIES += ("hyv3", "bailingmoe2", "mimo2", "exaonemoe")
+FAMILIES += ("hyv3", "bailingmoe2", "mimo2", "exaonemoe", "deepseek32", "glmdsa")
 DENSE = ("mimo2", "exaonemoe")  # families whose block has a plain MLP, though layers have experts
 MLP = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
 

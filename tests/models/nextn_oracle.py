@@ -31,7 +31,7 @@ class Block:
         e = (self.shared("token_embd.weight") if table is None else table)[ids]
         parts = [self.norm(e, "nextn.enorm"), self.norm(hidden, "nextn.hnorm")]
         x = np.concatenate(parts, axis=1) @ self.get("nextn.eh_proj.weight").T
-        attend = self.latent_attention if self.arch == "deepseek2" else self.attention
+        attend = self.latent_attention if self.is_latent else self.attention
         x = x + attend(self.norm(x, "attn_norm"))
         if self.has("ffn_down.weight") or self.has("ffn_down_exps.weight"):
             second = "ffn_norm" if self.has("ffn_norm.weight") else "post_attention_norm"
@@ -50,6 +50,11 @@ class Block:
     @property
     def arch(self) -> str:
         return self.file.str("general.architecture")
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether the attention of the block is latent. It is dense, even if layers are sparse."""
+        return self.arch in ("deepseek2", "deepseek32", "glm-dsa")
 
     @property
     def slides(self) -> bool:
@@ -187,10 +192,11 @@ class Block:
     def routes(self, logits: Rows) -> list[list[tuple[int, float]]]:
         """Return the experts of each row with their weights."""
         is_qwen = self.arch.startswith("qwen")
-        sigmoid = not is_qwen and self.key("expert_gating_func", 0) == 2
+        bias = self.own("exp_probs_b.bias" if self.has("exp_probs_b.bias") else "exp_probs_b")
+        gating = self.key("expert_gating_func") or (2 if bias is not None else 1)
+        sigmoid = not is_qwen and gating == 2
         exp = np.exp(logits - logits.max(axis=1, keepdims=True))
         scores = 1 / (1 + np.exp(-logits)) if sigmoid else exp / exp.sum(axis=1, keepdims=True)
-        bias = self.own("exp_probs_b.bias" if self.has("exp_probs_b.bias") else "exp_probs_b")
         ranking = scores if bias is None else scores + bias
         found = []
         for score, rank in zip(scores, ranking, strict=True):

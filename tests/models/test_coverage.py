@@ -18,6 +18,7 @@ from zinc.cli import support
 from zinc.core.errors import ZincError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import architectures, load
+from zinc.models.parts.indexer import Indexer
 from zinc.models.parts.spec import ModelSpec, Norm
 from zinc.ops.moe import SPARSE_MIXER
 from zinc.ops.values import ActivationFn, KVState, RecurrentState
@@ -102,6 +103,10 @@ FEATURES = {
     "another eps after mixer and MLP": lambda s: s.post_eps is not None,
     "norms after experts": lambda s: s.experts is not None and s.post_norms,
     "latent attention": lambda s: any(hasattr(a, "q_rank") for a in s.attention),
+    "sparse attention": lambda s: s.dense_context > 0 and all(a.top_k for a in s.attention),
+    "a selection that layers share": lambda s: len(_shares(s)) == 2,
+    "index heads that pair halves": lambda s: any(i.neox for i in _indexers(s)),
+    "index heads that pair neighbours": lambda s: any(not i.neox for i in _indexers(s)),
     "queries through a rank": lambda s: any(getattr(a, "q_rank", 0) for a in s.attention),
     "YaRN at every length": lambda s: s.plain_context == 0 and _scaled(s, "yarn"),
     "YaRN beyond a context": lambda s: s.plain_context > 0 and s.scaling_is_optional,
@@ -124,6 +129,14 @@ FEATURES = {
     "value heads apart": lambda s: getattr(s.recurrence, "grouped", None) is False,
     "per-layer token embeddings": lambda s: getattr(s, "token_width", 0) > 0,
 }
+
+
+def _indexers(spec: ModelSpec) -> list[Indexer]:
+    return [a.index for a in spec.attention if getattr(a, "index", None)]
+
+
+def _shares(spec: ModelSpec) -> set[bool]:
+    return {index.shared for index in _indexers(spec)}
 
 
 def _scaled(spec: ModelSpec, kind: str) -> bool:
@@ -157,7 +170,7 @@ def test_every_kernel_that_an_architecture_needs_has_a_case() -> None:
     launched = set()
     for kernels in map(api.kernels, ("cpu", "vulkan", "cuda")):
         for op, case in every_case():
-            if is_for(kernels, op):
+            if is_for(kernels, op, case):
                 plan = make_plan(case.graph, kernels, max_tokens=case.n_tokens, max_outputs=8)
                 launched |= {launch.kernel for launch in plan.launches}
     needed = {kernel for arch in support.collect().architectures for kernel in arch.kernels}

@@ -54,7 +54,7 @@ RUNS = [
     pytest.param(name, index, id=f"{op.name}-{case.name}-{name}", marks=marks(name, op, case))
     for index, (op, case) in enumerate(CASES)
     for name in computing()
-    if is_for(api.kernels(name), op)
+    if is_for(api.kernels(name), op, case)
 ]
 
 

@@ -201,7 +201,10 @@ class Watched(RefProgram):
             self.undeclared += [launch.kernel] if changed - may else []
 
     def held(self) -> Mapping[str, np.ndarray]:
-        found = {name: np.stack([x.k, x.v]) for name, x in self._cache.layers.items()}
+        found = {
+            name: np.concatenate([x.k.ravel(), x.v.ravel()])
+            for name, x in self._cache.layers.items()
+        }
         return found | {name: x.slots.copy() for name, x in self._cache.recurrent.items()}
 
 

@@ -68,9 +68,9 @@ def load(
     The output of a decoder is logits, that of an encoder its hidden rows.
 
     rope: scaling to use in place of the file's. context: length of the longest sequence, from which
-    a scaling factor may follow. extended: return the graph for sequences longer than the
-    `plain_context` of the spec. hidden: keep the rows after the final norm of all tokens, as
-    `graph.hidden`.
+    a scaling factor may follow; up to the `dense_context` of the spec, attention is dense.
+    extended: return the graph for sequences longer than the `plain_context` of the spec. hidden:
+    keep the rows after the final norm of all tokens, as `graph.hidden`.
 
     Raises UnsupportedError, ModelError, or RequestError for an impossible scaling.
     """
@@ -163,6 +163,8 @@ def _described(
         if beyond is None:
             raise ValueError("all sequences of the model run with the same frequencies")
         spec = beyond
+    if (context or spec.context) <= spec.dense_context:
+        spec = spec.dense()
     spec = replace(without_mask(file, spec), ranks=is_reranker(file, arch))
     check_file(file)
     check_nextn(file, spec)

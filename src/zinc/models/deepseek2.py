@@ -4,31 +4,18 @@ Latent attention, leading dense layers, shared experts, and a router with groups
 sigmoid with a bias for the choice of experts in V3.
 """
 
-from dataclasses import replace
-
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
-from zinc.models.parts.latent import latent_attention, latent_from
-from zinc.models.parts.metadata import Metadata
-from zinc.models.parts.moe import experts_from, leading_dense_layers
+from zinc.models.parts.latent import latent_attention
+from zinc.models.parts.latent_spec import latent_spec
 from zinc.models.parts.nextn import draft_decoder
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 
 
 def spec(file: GGUFFile) -> ModelSpec:
-    base = dense_spec(file, "deepseek2", neox=False)
-    n_dense = leading_dense_layers(file, "deepseek2", base.n_layers)
-    has_experts = n_dense < base.n_layers and file.int("deepseek2.expert_count", default=0) > 0
-    if has_experts:
-        Metadata(file, "deepseek2").require("expert_weights_scale")
-    return replace(
-        base,
-        attention=(latent_from(file, "deepseek2"),) * base.n_layers,
-        experts=experts_from(file, "deepseek2") if has_experts else None,
-        n_dense_layers=n_dense,
-    )
+    return latent_spec(file, "deepseek2")
 
 
 def build(g: Graph, spec: ModelSpec, w: Weights) -> None:

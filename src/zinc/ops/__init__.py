@@ -16,6 +16,7 @@ from zinc.ops import (
     rope_attention,
     routed_experts,
     sampling,
+    select_keys,
     selective_scan,
     ssm,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "rope_attention",
     "routed_experts",
     "sampling",
+    "select_keys",
     "selective_scan",
     "ssm",
 ]

@@ -85,8 +85,8 @@ def _cache(node: Node) -> KVState:
 def _division(node: Node) -> Division:
     """Return the division by KV heads, or by query heads if all of them read one KV head."""
     n_kv_heads, n_heads = _cache(node).n_heads, int(node.attrs["n_heads"])
-    whole = frozenset({"cache"}) if n_kv_heads == 1 else frozenset[str]()
-    return Division(n_heads if whole else n_kv_heads, whole, counts=("n_heads",))
+    whole = frozenset({"keys", "cache"} if n_kv_heads == 1 else {"keys"})
+    return Division(n_heads if n_kv_heads == 1 else n_kv_heads, whole, counts=("n_heads",))
 
 
 def attention_cost(node: Node) -> Cost:
@@ -133,6 +133,20 @@ def _cases() -> Iterator[Case]:
         yield _attention_case(case, 4, 4, 32, True, causal=False, window=9)
         case = Case(f"alibi-{name}", sum(sequences), sequences=sequences)
         yield _attention_case(case, 4, 2, 32, True, causal=False, alibi=True)
+    # A selection of the positions: with few and with several splits, and with two KV heads.
+    for name, n_tokens, cached, n_kv, n_heads, head_dim, top_k in (
+        ("latent", 20, 30, 1, 20, 96, 16),
+        ("deep", 2, 320, 1, 32, 80, 300),
+        ("heads", 40, 0, 2, 6, 48, 16),
+    ):
+        case = Case(f"selected-{name}", n_tokens, cached=cached)
+        keys = case.selection(4, 32, top_k)
+        head_dim_v = head_dim - 32 if n_kv == 1 else head_dim
+        state = KVState("kv", n_kv, head_dim, head_dim_v, v_from_k=n_kv == 1)
+        q, k = case.rows(n_heads * head_dim), case.rows(n_kv * head_dim)
+        v = case.rows(n_kv * head_dim_v) if n_kv > 1 else None
+        case.graph.kv_store(k, v, state)
+        yield case.returns(case.graph.attention(q, state, scale=head_dim**-0.5, keys=keys))
 
 
 def _attention_case(
@@ -183,6 +197,7 @@ def _attention_case(
     cache("cache"),
     vector("sinks", optional=True),
     vector("slopes", optional=True),
+    rows("keys", optional=True),
     cost=attention_cost,
     cases=_cases,
     self_test=("4x4x32",),
@@ -198,6 +213,7 @@ def attention(
     cache: CacheView,
     sinks: FloatArray | None,
     slopes: FloatArray | None = None,
+    keys: FloatArray | None = None,
 ) -> Sequence[FloatArray]:
     """Return softmax(scale * q k^T) v over the cached positions up to that of each query.
 
@@ -205,7 +221,8 @@ def attention(
     head h reads KV head h // (n_heads / n_kv_heads). A query sees positions less than `window` away
     (0: all). `softcap` limits scores to cap * tanh(s / cap). A sink adds exp(sink) to the softmax
     denominator of its head and has no value. ALiBi (Press et al. 2022) subtracts the slope of a
-    head times the distance of query and key from each score.
+    head times the distance of query and key from each score. With `keys`, a query sees only the
+    positions in its row of them (zinc.ops.select_keys).
     """
     causal = bool(attrs.get("causal", 1))
     n_heads, window, softcap = int(attrs["n_heads"]), int(attrs["window"]), float(attrs["softcap"])
@@ -219,10 +236,12 @@ def attention(
         first = max(0, int(positions[0]) - window + 1) if window else 0
         key_positions = np.arange(first, int(positions[-1]) + 1, dtype=np.int32)
         at = cache.slots(step, s, key_positions)
-        keys = np.repeat(cache.k[at], n_heads // n_kv, axis=1)
+        all_keys = np.repeat(cache.k[at], n_heads // n_kv, axis=1)
         values = np.repeat(cache.v[at], n_heads // n_kv, axis=1)
         queries = q[rows].reshape(-1, n_heads, head_dim)
-        scores = np.einsum("qhd,khd->hqk", queries, keys).astype(np.float64) * float(attrs["scale"])
+        scores = np.einsum("qhd,khd->hqk", queries, all_keys).astype(np.float64) * float(
+            attrs["scale"]
+        )
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
         distance = positions[:, None] - key_positions[None, :]
@@ -231,6 +250,10 @@ def attention(
         visible = distance >= 0 if causal else np.ones_like(distance, dtype=bool)
         if window:
             visible &= np.abs(distance) < window
+        if keys is not None:
+            selected = np.zeros((len(positions), len(key_positions) + 1), dtype=bool)
+            np.put_along_axis(selected, keys[rows].astype(np.int32) - first, True, axis=1)
+            visible &= selected[:, :-1]  # the last column is that of the position -1
         scores = np.where(visible, scores, -np.inf)
         top = scores.max(axis=2, keepdims=True)
         if sinks is not None:

@@ -49,7 +49,7 @@ class Case:
 
     def rows(self, cols: int, scale: float = 1.0) -> Value:
         """Return random rows [tokens, cols], different for each token of the step and before it."""
-        return self.graph.embed(self.matrix(self.n_tokens + self._n_cached, cols, scale=scale))
+        return self.graph.embed(self.matrix(self.n_ids, cols, scale=scale))
 
     def matrix(
         self, rows: int, cols: int, type: GGMLType = GGMLType.F32, scale: float = 1.0
@@ -111,6 +111,22 @@ class Case:
         """Return the KV cache of a layer."""
         return KVState("kv", n_heads, head_dim, head_dim, window)
 
+    def selection(self, n_heads: int, head_dim: int, top_k: int) -> Value:
+        """Return the positions [tokens, top_k] that `select_keys` selects.
+
+        Index queries, keys and weights are small whole numbers, so scores are exact, and equal ones
+        are equal on every backend.
+        """
+
+        def whole_numbers(cols: int) -> Value:
+            values = self.rng.integers(-2, 3, (self.n_ids, cols)).astype(np.float32)
+            return self.graph.embed(self.given(values))
+
+        state = KVState("index", 1, head_dim, head_dim, v_from_k=True)
+        q, k, weights = (whole_numbers(n) for n in (n_heads * head_dim, head_dim, n_heads))
+        self.graph.kv_store(k, None, state)
+        return self.graph.select_keys(q, weights, state, top_k=top_k)
+
     def returns(self, out: Value) -> Case:
         """Make `out` the output of the graph. If its rows are tokens, all of them are selected."""
         self.graph.output = out if out.dim is Dim.OUTPUTS else self.graph.select_rows(out)
@@ -120,6 +136,11 @@ class Case:
     def max_tokens(self) -> int:
         """The most tokens in a step of the case."""
         return max(self.n_tokens, self._n_cached)
+
+    @property
+    def n_ids(self) -> int:
+        """The tokens of the step and of the one before it, each of which has its own id."""
+        return self.n_tokens + self._n_cached
 
     @property
     def _n_cached(self) -> int:

@@ -228,16 +228,18 @@ class Graph:
         causal: bool = True,
         window: int | None = None,
         slopes: Weight | Constant | None = None,
+        keys: Value | None = None,
     ) -> Value:
         """Return attention of q [tokens, heads * head_dim] over the cached keys and values.
 
         Without `causal`, a token also sees the tokens of its sequence that follow it in the step.
         window: that of the cache by default. slopes: ALiBi, a factor of the distance for each head.
+        keys: the positions that each token sees (`select_keys`); None for all.
         """
         n_heads = q.cols // state.head_dim
         return self._make(
             "attention",
-            [q, state, sinks, slopes],
+            [q, state, sinks, slopes, keys],
             n_heads * state.head_dim_v,
             q.dim,
             n_heads=n_heads,
@@ -246,6 +248,15 @@ class Graph:
             softcap=softcap,
             **({} if causal else {"causal": 0}),
         )
+
+    def select_keys(self, q: Value, weights: Value, state: KVState, *, top_k: int) -> Value:
+        """Return the cached positions [tokens, top_k] with the largest index scores.
+
+        The heads of q have the width of the keys in `state`, and a weight each.
+        """
+        assert state.n_heads == 1
+        assert q.cols == weights.cols * state.head_dim
+        return self._make("select_keys", [q, weights, state], top_k, q.dim, top_k=top_k)
 
     def add(self, a: Value, b: Value) -> Value:
         """Return a + b."""

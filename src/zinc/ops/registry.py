@@ -128,7 +128,7 @@ class Op:
     elementwise: row-wise, and each element depends on the elements of the same index only.
     stores_formats: kernels on every device can store the output in an 8-bit row format.
     prepares_heads: normalises or rotates the heads of q, k or v, and is fused with the cache write.
-    optional: a backend may have no kernel, and models do not need it.
+    optional: a backend may have no kernel, and models do not need it in short contexts, if at all.
     self_test: names of the cases that a device must pass before a model is put on it.
     alternative: the ops that it replaces, if it is only an alternative of other launches in a plan.
     rollback: called with a node of the op and a number of rows, returns the node whose recurrent

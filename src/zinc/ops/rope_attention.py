@@ -44,6 +44,8 @@ def _fused(store: Node, attention: Node) -> Node | None:
         return None  # the layer reads the cache of another layer
     if not attention.attrs.get("causal", 1):
         return None  # other tokens of the step follow the key
+    if attention.input("keys") is not None:
+        return None  # it sees some of the positions only
     heads = tuple(store.input(x) for x in ("q", "k", "v", "table", "q_norm", "k_norm", "cache"))
     return Node(
         "rope_attention",

@@ -145,7 +145,7 @@ class _Heads:
 
 
 def fuse_rope_store(nodes: Sequence[Node], output: Value | None, ids: Iterator[int]) -> list[Node]:
-    """Fuse per-head norm, RoPE and the cache write of each attention into one node.
+    """Fuse per-head norm, RoPE and the cache write of each op that reads a cache into one node.
 
     A RoPE that a norm follows becomes such a node by itself, and so do those of queries and
     keys with different tables. New values take their ids from `ids`.
@@ -175,13 +175,13 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None, ids: Iterator[i
             rows, norm = value, None
         return _Heads(rows, norm, None)
 
-    stores: dict[KVState, Node] = {}  # the last one, until an attention has read it
+    stores: dict[KVState, Node] = {}  # the last one, until a node has read it
     dropped: set[int] = set()
-    prepared: dict[int, list[Node]] = {}  # each attention and the rope_store before it, by id
+    prepared: dict[int, list[Node]] = {}  # each reader and the rope_store before it, by id
     for node in nodes:
         if node.op == "kv_store":
             stores[_cache(node)] = node
-        if node.op != "attention":
+        if node.op in TRANSFERS or not OPS[node.op].reads_cache:
             continue
         state = _cache(node)
         store = stores.pop(state, None)  # None if the layer reads another layer's cache
@@ -193,7 +193,7 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None, ids: Iterator[i
                 q, k = _Heads(node.rows("q"), None, None), _Heads(store.rows("k"), None, None)
         dropped |= {id(n) for part in (q, k, v) if part is not None for n in part.nodes}
         store = _rope_store(node, state, q, k, v)
-        if not q.nodes:  # the attention reads the queries as they are
+        if not q.nodes:  # the node reads the queries as they are
             store = replace(store, outputs=(replace(q.rows, id=next(ids)),))
         prepared[id(node)] = [store, node.with_input("q", store.outputs[0])]
     result: list[Node] = []
@@ -204,7 +204,7 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None, ids: Iterator[i
 
 
 def _cache(node: Node) -> KVState:
-    """Return the KV cache that an attention reads or a kv_store writes."""
+    """Return the KV cache that a node reads or a kv_store writes."""
     found = node.input("cache")
     assert isinstance(found, KVState)
     return found
@@ -227,11 +227,11 @@ def _rope_alone(node: Node) -> Node:
 
 
 def _rope_store(
-    attention: Node, state: KVState, q: _Heads, k: _Heads | None, v: _Heads | None
+    reader: Node, state: KVState, q: _Heads, k: _Heads | None, v: _Heads | None
 ) -> Node:
     rope = q.rope or (k.rope if k else None)
     norms = [part.norm for part in (q, k, v) if part is not None and part.norm is not None]
-    rotated = attention.rows("q")
+    rotated = reader.rows("q")
     inputs = (
         q.rows,
         k.rows if k else None,
@@ -250,7 +250,7 @@ def _rope_store(
         "eps": float(norms[0].attrs["eps"]) if norms else 0.0,
         "v_norm": int(v is not None and v.norm is not None),
     }
-    return Node("rope_store", inputs, (rotated,), MappingProxyType(attrs), attention.label)
+    return Node("rope_store", inputs, (rotated,), MappingProxyType(attrs), reader.label)
 
 
 def choose_row_formats(

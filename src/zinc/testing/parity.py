@@ -122,9 +122,10 @@ def every_case() -> list[tuple[Op, Case]]:
     return [(op, case) for op in OPS.values() for case in op.cases()]
 
 
-def is_for(kernels: Kernels, op: Op) -> bool:
-    """Return whether a backend must have a kernel for the op."""
-    return not op.optional or kernels.supports(op.name)
+def is_for(kernels: Kernels, op: Op, case: Case) -> bool:
+    """Return whether a backend must have the kernels for a case of the op."""
+    ops = (op, *(OPS[node.op] for node in case.graph.nodes))
+    return all(not each.optional or kernels.supports(each.name) for each in ops)
 
 
 def compare_cases(create: Callable[[], Backend]) -> Iterator[list[Check]]:
@@ -133,7 +134,7 @@ def compare_cases(create: Callable[[], Backend]) -> Iterator[list[Check]]:
     The last check of a case compares its whole step with its launches run one by one.
     """
     kernels = create()
-    cases = [(op, case) for op, case in every_case() if is_for(kernels, op)]
+    cases = [(op, case) for op, case in every_case() if is_for(kernels, op, case)]
     steps = [(plan_case(case, kernels), case.step(BLOCK_TOKENS)) for _, case in cases]
     planned = zip(cases, steps, strict=True)
     before = [(plan, case.before(BLOCK_TOKENS)) for (_, case), (plan, _) in planned]

@@ -43,7 +43,7 @@ def _kernels(create: Callable[[], Backend], name: str) -> Finding:
     backend, until, n_cases = create(), time.monotonic() + SECONDS, 0
     tested: set[str] = set()
     for op, case in interleaved():
-        if not is_for(backend, op):
+        if not is_for(backend, op, case):
             continue
         if n_cases and time.monotonic() >= until:
             break

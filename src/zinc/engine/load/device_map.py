@@ -40,8 +40,9 @@ class BackendChoice:
     """The backend that runs a model, and how it was chosen.
 
     device_map: how the model is divided; None if the device shares the host's memory. note: what
-    runs on the CPU instead of the device, and why; empty if nothing does. reason: the device that
-    backend="auto" chose, and why; empty if the caller named one. Both are sentences for people.
+    runs on the CPU instead of the device, and what context the device limits the model to, and why;
+    empty if there is nothing. reason: the device that backend="auto" chose, and why; empty if the
+    caller named one. Both are sentences for people.
     """
 
     backend: Backend

@@ -15,7 +15,7 @@ from zinc.backends import api
 from zinc.backends.api import Backend, Kernels
 from zinc.backends.capabilities import BackendKind
 from zinc.backends.plans import Plan, states_of
-from zinc.core.errors import MemoryLimitError, RequestError
+from zinc.core.errors import MemoryLimitError, RequestError, UnsupportedError
 from zinc.engine.cache_layout import BLOCK_TOKENS, resolve_kv_dtype, state_bytes_per_sequence
 from zinc.engine.load import auto
 from zinc.engine.load.adapters import NO_ADAPTERS, open_adapters
@@ -210,7 +210,7 @@ def plan_model(
         file = with_nextn_beside(file, options.speculate)
         model = _open(file, options)
         adapters = open_adapters(options.lora, file, model.graphs[0].nodes)
-        planned = _plan(replace(model, adapters=adapters), options, backend)
+        planned = _plan_within(replace(model, adapters=adapters), options, backend)
         if options.draft is not None:
             draft = _plan_draft(planned, options.draft)
             both = replace(planned, draft=draft)
@@ -363,6 +363,31 @@ def _plan_draft(planned: PlannedModel, path: Path) -> PlannedModel:
     except BaseException:
         file.close()
         raise
+
+
+def _plan_within(model: OpenModel, options: LoadOptions, backend: Backend | None) -> PlannedModel:
+    """Return the plans of a model, on devices without sparse attention for a context without it.
+
+    Raises UnsupportedError if the caller named a longer context.
+    """
+    try:
+        return _plan(model, options, backend)
+    except UnsupportedError as error:
+        dense = model.spec.dense_context
+        if not dense:
+            raise
+        why = f"attention over more than {dense:,} tokens is sparse, and {error.what}: {error.why}"
+        if options.context is not None:
+            raise UnsupportedError(
+                f"a context of {options.context:,} tokens is not possible",
+                why,
+                f"choose {{context={dense}}} or less, or {{backend=cpu}}",
+            ) from error
+        options = replace(options, context=dense)
+        planned = _plan(_reopen(model, options), options, backend)
+    notes = [planned.choice.note] if planned.choice.note else []
+    note = "; ".join([*notes, f"the context is {dense:,} tokens ({why})"])
+    return replace(planned, choice=replace(planned.choice, note=note))
 
 
 def _plan(

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from zinc.models.parts.attention import attention
-from zinc.models.parts.layer import Layer, RopeTables, normalise
+from zinc.models.parts.layer import KeySelection, Layer, RopeTables, normalise
 from zinc.models.parts.mlp import mlp as default_mlp
 from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
@@ -69,9 +69,9 @@ def layers(
     With `spec.post_norms`, the output of a mixer is normalised before it is added; an MLP does the
     same for its own output. Without `spec.pre_norms`, both read rows that are not normalised.
     """
-    ropes = RopeTables()
+    ropes, selection = RopeTables(), KeySelection()
     for i in range(spec.n_layers):
-        x = block(Layer(g, spec, i, w.layer(i), ropes), x, mixer=mixer, mlp=mlp)
+        x = block(Layer(g, spec, i, w.layer(i), ropes, selection), x, mixer=mixer, mlp=mlp)
     return x
 
 

@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass, replace
 
 from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.indexer import Indexer, selected_keys
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_CONTEXT, MAX_HEADS, MAX_WIDTH, Metadata
 from zinc.models.parts.refusal import damaged, unsupported
@@ -30,12 +31,14 @@ class LatentAttention(Attention):
     """Sizes of latent attention; a query head is [nope | rotary], a value `v_dim` wide.
 
     The fields of the base class describe the cache: one KV head of [rotary | latent]. `q_rank` is
-    the rank of the query projection, 0 if queries come straight from the hidden rows.
+    the rank of the query projection, 0 if queries come straight from the hidden rows. index: the
+    indexer that selects the `top_k` positions of a query, if there is one.
     """
 
     q_rank: int
     nope_dim: int
     v_dim: int
+    index: Indexer | None = None
 
     @property
     def rank(self) -> int:
@@ -122,7 +125,8 @@ def latent_attention(layer: Layer, x: Value) -> Value:
     g, spec, w, a = layer.g, layer.spec, layer.w, layer.attention
     assert isinstance(a, LatentAttention)
     assert a.rope is not None
-    q_nope, q_rope = _queries(layer, a, x)
+    compressed = _compressed(layer, a, x)
+    q_nope, q_rope = _queries(layer, a, compressed)
     kv = g.linear(x, w.matrix("attn_kv_a_mqa", a.head_dim, spec.hidden))
     latent = g.rms_norm(g.columns(kv, 0, a.rank), w.vector("attn_kv_a_norm", a.rank), eps=spec.eps)
     w_key, w_value = _absorbed(a, w)
@@ -134,19 +138,25 @@ def latent_attention(layer: Layer, x: Value) -> Value:
     k = g.rope(k, table, head_dim=a.head_dim, neox=a.rope.neox)
     state = KVState(layer.name, 1, a.head_dim, a.rank, a.window, v_from_k=True)
     g.kv_store(k, None, state)
-    mixed = g.attention(q, state, scale=a.scale)
+    keys = selected_keys(layer, a.index, compressed, x) if a.index else None
+    mixed = g.attention(q, state, scale=a.scale, keys=keys)
     o = g.head_linear(mixed, w_value, a.n_heads)
     return g.linear(o, w.matrix("attn_output", spec.hidden, a.n_heads * a.v_dim))
 
 
+def _compressed(layer: Layer, a: LatentAttention, x: Value) -> Value:
+    """Return the normalised rows of the rank of queries, or x if they have none."""
+    if not a.q_rank:
+        return x
+    g, spec, w = layer.g, layer.spec, layer.w
+    x = g.linear(x, w.matrix("attn_q_a", a.q_rank, spec.hidden))
+    return g.rms_norm(x, w.vector("attn_q_a_norm", a.q_rank), eps=spec.eps)
+
+
 def _queries(layer: Layer, a: LatentAttention, x: Value) -> tuple[Value, Value]:
     """Return the parts of all query heads without and with rotation: (nope, rotary)."""
-    g, spec, w = layer.g, layer.spec, layer.w
-    name, cols = "attn_q", spec.hidden
-    if a.q_rank:
-        x = g.linear(x, w.matrix("attn_q_a", a.q_rank, spec.hidden))
-        x = g.rms_norm(x, w.vector("attn_q_a_norm", a.q_rank), eps=spec.eps)
-        name, cols = "attn_q_b", a.q_rank
+    g, w = layer.g, layer.w
+    name, cols = ("attn_q_b", a.q_rank) if a.q_rank else ("attn_q", layer.spec.hidden)
     shape = (a.n_heads * a.query_dim, cols)
     w.matrix(name, *shape)  # check the shape before listing rows: sizes from a file may be huge
     nope, rope = _split(a.n_heads, a.nope_dim, a.rope_dim)

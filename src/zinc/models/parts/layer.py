@@ -29,6 +29,13 @@ class RopeTables:
         return self.tables[rope]
 
 
+@dataclass(slots=True)
+class KeySelection:
+    """The positions that the last layer with an indexer selected (zinc.models.parts.indexer)."""
+
+    keys: Value | None = None
+
+
 def normalise(
     g: Graph, spec: ModelSpec, w: Weights, x: Value, name: str, eps: float | None = None
 ) -> Value:
@@ -45,13 +52,14 @@ def normalise(
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Layer `index` of a model: `w` holds its tensors, `ropes` is shared by all layers."""
+    """Layer `index` of a model: `w` holds its tensors; all layers share `ropes` and `selection`."""
 
     g: Graph
     spec: ModelSpec
     index: int
     w: Weights
     ropes: RopeTables
+    selection: KeySelection = field(default_factory=KeySelection)
 
     @property
     def name(self) -> str:

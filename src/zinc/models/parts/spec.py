@@ -44,7 +44,7 @@ class Attention:
     having its own. sinks: a learned logit per head in the softmax denominator. v_scale: multiplies
     the values. gated: the sigmoid of a gate for each query head scales the output of that head;
     attn_q makes it too, or with gate_apart the matrix attn_gate. query_rope: the RoPE of queries,
-    if it is not that of keys.
+    if it is not that of keys. top_k: the most positions that a query sees, 0 for all.
     """
 
     n_heads: int
@@ -67,6 +67,7 @@ class Attention:
     gate_apart: bool = False
     query_rope: Rope | None = None
     alibi: bool = False
+    top_k: int = 0
 
     @property
     def q_cols(self) -> int:
@@ -204,6 +205,15 @@ class ModelSpec:
     def ropes(self) -> list[Rope]:
         """Return the RoPE of every layer that has one."""
         return [a.rope for a in self.attention if a.rope is not None]
+
+    @property
+    def dense_context(self) -> int:
+        """Tokens of the longest sequence in which all queries see all positions; 0: of any."""
+        return min((a.top_k for a in self.attention if a.top_k), default=0)
+
+    def dense(self) -> ModelSpec:
+        """Return a copy in which queries see all positions, whatever is selected."""
+        return self.map_attention(lambda a: replace(a, top_k=0))
 
     def with_window(self, window: int) -> ModelSpec:
         """Return a copy whose layers all have a sliding window, unless it holds the context."""

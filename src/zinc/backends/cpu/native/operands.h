@@ -13,7 +13,7 @@ struct kv_store {
 };
 
 struct attention {
-    enum : size_t { q, cache, sinks, slopes, n_inputs };
+    enum : size_t { q, cache, sinks, slopes, keys, n_inputs };
 };
 
 struct embed {
@@ -130,6 +130,10 @@ struct rope_store {
 
 struct sample {
     enum : size_t { logits, n_inputs };
+};
+
+struct select_keys {
+    enum : size_t { q, weights, cache, n_inputs };
 };
 
 struct selective_scan {

@@ -6,6 +6,9 @@
 // depends on its own position and cache only, not on other sequences, the division of a prompt into steps or
 // the number of threads.
 //
+// With the operand `keys`, a token that sees more positions than are selected is an item of its own, whose
+// splits are runs of the selection. Its keys are gathered to panels of floats.
+//
 // Work is divided into items (runs of tokens of one sequence) x KV heads x runs of splits (split-K). The
 // query heads of a KV head, and in prefill several tokens, share the loads of keys and values. If there are
 // few tokens, the splits of an item go to different threads, which store their partial results in `common`;
@@ -57,6 +60,7 @@ void prepare(Launch& l, const Attrs& attrs) {
     p.dim_v = kv->head_dim_v;
     p.window = static_cast<int>(attrs.get("window", 0));
     p.causal = attrs.get("causal", 1) != 0;
+    p.top_k = l.in[in::keys] ? l.in[in::keys].cols : 0;
     p.item_tokens = std::max(1, kItemRows / p.queries);
     p.item_rows = std::min(p.queries * p.item_tokens, kItemRows);
     p.pieces = (p.queries + kItemRows - 1) / kItemRows;
@@ -70,6 +74,9 @@ void prepare(Launch& l, const Attrs& attrs) {
     if (l.in[in::sinks]) require_vector(l, l.in[in::sinks], "sinks", p.n_heads);
     if (l.in[in::slopes]) require_vector(l, l.in[in::slopes], "slopes", p.n_heads);
     require(l, !l.in[in::slopes] || cap == 0, "scores with slopes cannot be capped");
+    if (p.top_k) require_rows(l, l.in[in::keys], "keys", RowFormat::f32);
+    require(l, !p.top_k || (p.causal && !p.window && !l.in[in::slopes]),
+            "selected keys need causal attention without window and slopes");
     require_output(l, l.out[0], "o", p.n_heads * p.dim_v);
 }
 
@@ -81,31 +88,40 @@ T* grow(Bytes& bytes, size_t count) {
     return reinterpret_cast<T*>(bytes.data);
 }
 
+// Calls f(sequence, first token, last token + 1) for each item. The longest items come first: those at the
+// end of a prompt, which see the most keys.
+template <class F>
+void each_item(const Params& p, const Batch& batch, F&& f) {
+    for (int s = 0; s < batch.n_sequences; ++s) {
+        for (int last = batch.seq_start[s + 1]; last > batch.seq_start[s];) {
+            const int most = is_sparse(p, batch, last - 1) ? 1 : p.item_tokens;
+            const int first = std::max(batch.seq_start[s], last - most);
+            f(s, first, last);
+            last = first;
+        }
+    }
+}
+
 int chunks(const Launch& l, const Batch& batch, int n_threads) {
     const Params& p = l.as<Params>();
     const int heads = l.in[in::cache].kv->n_heads * p.pieces;
     int n_items = 0;
-    for (int s = 0; s < batch.n_sequences; ++s)
-        n_items += (batch.seq_start[s + 1] - batch.seq_start[s] + p.item_tokens - 1) / p.item_tokens;
+    each_item(p, batch, [&](int, int, int) { ++n_items; });
     const size_t n_counters = static_cast<size_t>(n_items) * (static_cast<size_t>(heads) + 1);
     const size_t bytes =
         sizeof(Plan) + static_cast<size_t>(n_items) * sizeof(Item) + n_counters * sizeof(int);
     Plan* plan = reinterpret_cast<Plan*>(grow<std::byte>(l.shared, bytes));
     plan->n_items = n_items;
 
-    // The longest items come first: those at the end of a prompt, which see the most keys.
     Item* item = plan->items();
     int64_t n_splits = 0;
-    for (int s = 0; s < batch.n_sequences; ++s) {
-        for (int last = batch.seq_start[s + 1]; last > batch.seq_start[s];) {
-            const int first = std::max(batch.seq_start[s], last - p.item_tokens);
-            *item = {s, first, last - first, first_key(p, batch.positions[first]) / kSplit, 0, 0, 1, 0, 0};
-            item->n_splits = last_key(p, batch, s, last - 1) / kSplit + 1 - item->first_split;
-            n_splits += item->n_splits;
-            last = first;
-            ++item;
-        }
-    }
+    each_item(p, batch, [&](int s, int first, int last) {
+        *item = {s, first, last - first, first_key(p, batch.positions[first]) / kSplit, 0, 0, 1, 0, 0};
+        const int key = is_sparse(p, batch, first) ? p.top_k - 1 : last_key(p, batch, s, last - 1);
+        item->n_splits = key / kSplit + 1 - item->first_split;
+        n_splits += item->n_splits;
+        ++item;
+    });
 
     // About sixteen chunks for each thread balance the load. Items are split along the keys only if there are
     // few.
@@ -151,15 +167,16 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     const int queries = std::min(p.queries - first_query, p.piece_queries);
     Rows rows{p,          kv,          batch,   item.sequence,          unit % kv.n_heads,
               item.first, first_query, queries, item.n_tokens * queries};
+    if (is_sparse(p, batch, item.first)) rows.selected = l.in[in::keys].row(item.first);
 
     // Scratch, in floats. The size of every part is a multiple of 16.
     const auto n = static_cast<size_t>(rows.n);
     const auto dim = static_cast<size_t>(p.dim), dim_v = static_cast<size_t>(p.dim_v);
-    const bool panel = rows.n >= kPanelRows || kv.v_from_k;
+    const bool panel = rows.n >= kPanelRows || kv.v_from_k || rows.selected;
     const size_t padded = (n + 15) / 16 * 16, per_row = n * (dim_v + kStateFloats);
-    float* at =
-        scratch.get(n * (dim + kKeyBlock) + padded + 2 * per_row + (panel ? kKeyBlock * (dim + dim_v) : 0) +
-                    (rows.integers() ? kKeyBlock * dim_v / kKvGroup : 0));
+    float* at = scratch.get(n * (dim + kKeyBlock) + padded + 2 * per_row +
+                            (panel ? kKeyBlock * (dim + dim_v) : 0) + (rows.selected ? kKvTile * dim : 0) +
+                            (rows.integers() ? kKeyBlock * dim_v / kKvGroup : 0));
     auto take = [&](size_t count) { return std::exchange(at, at + count); };
     rows.q = take(n * dim);
     if (rows.integers()) {  // 1.25 bytes for each dimension, in the memory of the floats
@@ -176,6 +193,7 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
         rows.key_panel = take(kKeyBlock * dim);
         rows.value_panel = take(kKeyBlock * dim_v);
     }
+    if (rows.selected) rows.tile_panel = take(kKvTile * dim);
     if (rows.integers()) rows.value_scales = take(kKeyBlock * dim_v / kKvGroup);
     load_queries(rows, l.in[in::q]);
     if (l.in[in::slopes]) rows.slopes = l.in[in::slopes].tensor->vector();

@@ -19,6 +19,7 @@ struct Params {
     int n_heads, queries, dim, dim_v, window;  // queries: query heads of one KV head
     int item_tokens, item_rows;                // sizes of an item
     int pieces, piece_queries;                 // parts of a token's heads: one unless queries > kItemRows
+    int top_k;                                 // positions that a query sees, 0 for all
     bool causal;                               // else a query sees all positions of its sequence
     float query_scale, cap;                    // logits are in units of log 2: both contain a factor 1 / ln 2
 };
@@ -36,6 +37,11 @@ inline int last_key(const Params& p, const Batch& batch, int sequence, int token
     return p.window ? std::min(end, position + p.window - 1) : end;
 }
 
+// Whether a token sees a selection of the positions before it, not all of them.
+inline bool is_sparse(const Params& p, const Batch& batch, int token) {
+    return p.top_k > 0 && batch.positions[token] >= p.top_k;
+}
+
 // The rows of a chunk, and its scratch.
 struct Rows {
     const Params& p;
@@ -45,6 +51,7 @@ struct Rows {
     int first_token, first_query, queries;  // queries: rows of each token
     int n;                                  // number of rows
     const float* slopes = nullptr;          // of ALiBi, for each query head
+    const float* selected = nullptr;        // [top_k] positions of the only token, if they are a selection
     float* q = nullptr;                     // [n][dim]
     ByteQuery bytes = {};                   // used instead of q if the keys are integers
     float* s = nullptr;                     // [n][kKeyBlock] scores, then probabilities
@@ -52,11 +59,15 @@ struct Rows {
     float* key_panel = nullptr;             // [tile][dim][16], null without a panel
     float* value_panel = nullptr;           // [tile][16][dim_v]
     float* value_scales = nullptr;          // [tile][16][dim_v / 32], if the values are integers
+    float* tile_panel = nullptr;            // [dim][16], if the positions are a selection
 
-    bool integers() const { return kv.type != KvType::f16; }
+    // Whether scores are computed with integers. Selected keys are converted to floats.
+    bool integers() const { return kv.type != KvType::f16 && !selected; }
     int query_head(int row) const { return head * p.queries + first_query + row % queries; }
     int position(int row) const { return batch.positions[first_token + row / queries]; }
-    int last(int row) const { return last_key(p, batch, sequence, first_token + row / queries); }
+    int last(int row) const {
+        return selected ? p.top_k - 1 : last_key(p, batch, sequence, first_token + row / queries);
+    }
 };
 
 // Loads the queries in the format that the keys need: scaled floats, or int8 with `query_scale` in the scale
@@ -134,6 +145,15 @@ void widen_byte_keys(const Keys& keys, int dim, int d, float* to) {
     }
 }
 
+// Converts a tile of keys to floats [dimension][16 positions].
+inline void widen_keys(const KVLayer& kv, const std::byte* tile, float* to) {
+    if (kv.type == KvType::f16) return widen(HalfTile{tile, tile}, kKvTile * kv.head_dim, to);
+    for (int d = 0; d < kv.head_dim; d += 16) {
+        if (kv.type == KvType::q8_0) widen_byte_keys(ByteKeyTile{tile}, kv.head_dim, d, to + d * kKvTile);
+        if (kv.type == KvType::q4_0) widen_byte_keys(NibbleKeyTile{tile}, kv.head_dim, d, to + d * kKvTile);
+    }
+}
+
 // Extracts the values of a tile that stores them in its keys. `keys` is the tile as floats, if the cache is
 // f16.
 inline void transpose_keys(const Rows& rows, const std::byte* tile, const float* keys, float* values) {
@@ -190,6 +210,47 @@ void attend_rows(const Rows& rows, const Keys* keys, const Values* values, int r
     });
 }
 
+// Copies n selected keys from `first` on, and their values, to the panels of floats. Positions ascend, so
+// each tile is converted once.
+inline void gather(const Rows& rows, int first, int n) {
+    const Params& p = rows.p;
+    const KVLayer& kv = rows.kv;
+    const std::byte* converted = nullptr;
+    for (int i = 0; i < n; ++i) {
+        const int position = static_cast<int>(rows.selected[first + i]), lane = position % kKvTile;
+        const int block = kv_block(rows.batch, kv, rows.sequence, position);
+        const std::byte* tile = kv_k_tile(kv, block, rows.head, position);
+        if (tile != converted) widen_keys(kv, tile, rows.tile_panel);
+        converted = tile;
+        float* key = rows.key_panel + i / kKvTile * kKvTile * p.dim + i % kKvTile;
+        for (int d = 0; d < p.dim; ++d) key[d * kKvTile] = rows.tile_panel[d * kKvTile + lane];
+        float* value = rows.value_panel + i * p.dim_v;
+        const float* shared = rows.tile_panel + (p.dim - p.dim_v) * kKvTile + lane;
+        const std::byte* values = kv.v_from_k ? nullptr : kv_v_tile(kv, block, rows.head, position);
+        for (int d = 0; d < p.dim_v; ++d)
+            value[d] = values ? kv_value(kv, values, lane, d) : shared[d * kKvTile];
+    }
+}
+
+// attend_split for a token that sees a selection: a split is a run of it.
+inline void attend_selected(const Rows& rows, int split, int end, int group_rows, RowState* states,
+                            float* acc) {
+    const Params& p = rows.p;
+    const int to = std::min({end, p.top_k, (split + 1) * kSplit});
+    FloatTile keys[kBlockTiles], values[kBlockTiles];
+    for (int j = 0; j < kBlockTiles; ++j) {
+        keys[j] = {rows.key_panel + j * kKvTile * p.dim};
+        values[j] = {rows.value_panel + j * kKvTile * p.dim_v};
+    }
+    for (int base = split * kSplit; base < to; base += kKeyBlock) {
+        const int n_keys = std::min(kKeyBlock, to - base);
+        gather(rows, base, n_keys);
+        for (int row = 0; row < rows.n; row += group_rows)
+            attend_rows(rows, keys, values, row, std::min(group_rows, rows.n - row), base, 0, n_keys, states,
+                        acc);
+    }
+}
+
 // Computes the states and the sums of values `acc` of all rows over the keys of one split, from zero. Keys
 // from `end` on belong to another chunk.
 inline void attend_split(const Rows& rows, int split, int end, RowState* states, float* acc) {
@@ -197,6 +258,7 @@ inline void attend_split(const Rows& rows, int split, int end, RowState* states,
     for (int r = 0; r < rows.n; ++r) states[r].clear();
     std::fill_n(acc, static_cast<size_t>(rows.n) * static_cast<size_t>(p.dim_v), 0.0f);
     const int groups = (rows.n + kMaxRows - 1) / kMaxRows, group_rows = (rows.n + groups - 1) / groups;
+    if (rows.selected) return attend_selected(rows, split, end, group_rows, states, acc);
     const int from = std::max(split * kSplit, first_key(p, rows.position(0)));
     const int to = std::min(end, rows.last(rows.n - 1) + 1);
     int base = from / kKeyBlock * kKeyBlock;
