@@ -31,6 +31,7 @@ def wanted(name: str) -> np.ndarray:
         ("bert", "cls"),
         ("nomicbert", "mean"),
         ("eurobert", "mean"),
+        ("neobert", "cls"),
         ("modernbert", "cls"),
         ("gemmaembedding", "mean"),
         ("jinabert2", "mean"),

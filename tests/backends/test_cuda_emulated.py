@@ -102,7 +102,16 @@ def test_logits_of_a_prompt_and_of_decode_agree_with_the_published_model(name: s
 @pytest.mark.every
 @pytest.mark.parametrize(
     "name",
-    ["bert", "nomicbert", "eurobert", "modernbert", "gemmaembedding", "jinabert2", "nomicbertmoe"],
+    [
+        "bert",
+        "nomicbert",
+        "eurobert",
+        "modernbert",
+        "gemmaembedding",
+        "jinabert2",
+        "nomicbertmoe",
+        "neobert",
+    ],
 )
 def test_hidden_rows_of_encoders_agree_with_the_published_model(name: str) -> None:
     with np.load(ENCODERS / f"{name}.npz") as data:

@@ -64,6 +64,63 @@ class JinaBert(nn.Module):
         return tensors
 
 
+class NeoBertLayer(nn.Module):
+    """RMS norms before attention and SwiGLU; q, k and v of a head are neighbours."""
+
+    def __init__(self, hidden: int, ffn: int, n_heads: int) -> None:
+        super().__init__()
+        self.attention_norm, self.ffn_norm = nn.RMSNorm(hidden, 1e-6), nn.RMSNorm(hidden, 1e-6)
+        self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
+        self.wo = nn.Linear(hidden, hidden, bias=False)
+        self.ffn = nn.ModuleDict(
+            {
+                "w12": nn.Linear(hidden, 2 * ffn, bias=False),
+                "w3": nn.Linear(ffn, hidden, bias=False),
+            }
+        )
+        self.n_heads = n_heads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, hidden = x.shape
+        heads = self.qkv(self.attention_norm(x)).view(n, self.n_heads, -1).transpose(0, 1)
+        q, k, v = heads.chunk(3, dim=-1)
+        mixed = functional.scaled_dot_product_attention(self.turned(q), self.turned(k), v)
+        x = x + self.wo(mixed.transpose(0, 1).reshape(n, hidden))
+        gate, up = self.ffn["w12"](self.ffn_norm(x)).chunk(2, dim=-1)
+        return x + self.ffn["w3"](functional.silu(gate) * up)
+
+    @staticmethod
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        """Rotate neighbouring dimensions of heads x [heads, tokens, dim] by their positions."""
+        _, n, dim = x.shape
+        angles = torch.outer(torch.arange(n), 10000.0 ** (-torch.arange(0, dim, 2) / dim))
+        z = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(z * torch.polar(torch.ones_like(angles), angles)).flatten(2)
+
+
+class NeoBert(nn.Module):
+    """NeoBERT (Le Breton et al. 2025, chandar-lab/NeoBERT)."""
+
+    def __init__(self, sizes: dict[str, Any]) -> None:
+        super().__init__()
+        self.sizes = sizes
+        hidden, ffn = sizes["hidden_size"], sizes["intermediate_size"] * 2 // 3
+        self.encoder = nn.Embedding(sizes["vocab_size"], hidden)
+        layers = [NeoBertLayer(hidden, ffn, sizes["num_attention_heads"]) for _ in range(2)]
+        self.transformer_encoder = nn.ModuleList(layers)
+        self.layer_norm = nn.RMSNorm(hidden, 1e-6)
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        x = self.encoder(ids[0])
+        for layer in self.transformer_encoder:
+            x = layer(x)
+        return transformers.modeling_outputs.BaseModelOutput(self.layer_norm(x)[None])
+
+    def published_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors under their published names."""
+        return {f"model.{name}": tensor for name, tensor in self.state_dict().items()}
+
+
 class PlainMlp(nn.Module):
     def __init__(self, hidden: int, ffn: int) -> None:
         super().__init__()

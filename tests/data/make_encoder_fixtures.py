@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from data.encoder_modules import JinaBert, NomicBertMoe
+from data.encoder_modules import JinaBert, NeoBert, NomicBertMoe
 from data.encoder_texts import DOCUMENTS, LETTERS, QUERY, TEXTS, checksum, random_texts
 from data.make_converted_fixtures import randomise
 
@@ -52,6 +52,7 @@ POOLING = {
     "gemmaembedding": "mean",
     "jinabert2": "mean",
     "nomicbertmoe": "mean",
+    "neobert": "cls",
 }
 # Those whose published models have other vocabularies.
 BORROWED = ("reranker", "eurobert", "modernbert", "modernreranker", "gemmaembedding")
@@ -111,6 +112,8 @@ def model(name: str) -> Any:
         made = JinaBert(sizes | {"num_attention_heads": 3, "hidden_size": 48})  # not a power of 2
     elif name == "nomicbertmoe":
         made = NomicBertMoe(sizes | {"hidden_act": "gelu"})
+    elif name == "neobert":
+        made = NeoBert(sizes)
     elif name == "eurobert":
         heads = {"num_key_value_heads": 1, "rope_theta": 10000.0, "pad_token_id": 0}
         config = transformers.EuroBertConfig(**sizes | heads | {"hidden_act": "silu"})
@@ -137,6 +140,8 @@ def model(name: str) -> Any:
 
 def published(name: str, made: Any) -> dict[str, Any]:
     """Return the configuration of `made` as published models have it, for the converter."""
+    if name == "neobert":
+        return made.sizes | {"architectures": ["NeoBERT"], "norm_eps": 1e-6}
     config: dict[str, Any] = made.config.to_dict()
     if name == "jinabert2":
         return config | {"architectures": ["JinaBertModel"]}
@@ -186,7 +191,7 @@ def convert(name: str, made: Any) -> None:
     from gguf import LlamaFileType
 
     with tempfile.TemporaryDirectory() as folder:
-        if isinstance(made, JinaBert | NomicBertMoe):
+        if isinstance(made, JinaBert | NeoBert | NomicBertMoe):
             save_file(made.published_tensors(), f"{folder}/model.safetensors")
         else:
             made.save_pretrained(folder)

@@ -101,7 +101,7 @@ def _normalised(layer: Layer, x: Value, name: str) -> Value:
 def _projection(layer: Layer, x: Value, name: str) -> Value:
     """Return rows x times attn_q, attn_k or attn_v.
 
-    Some files stack the three in this order as attn_qkv.
+    Some files stack the three in this order as attn_qkv, or the parts of each head in turn.
     """
     g, w, a = layer.g, layer.w, layer.attention
     sizes = {"attn_q": a.q_cols, "attn_k": a.k_cols, "attn_v": a.v_cols}
@@ -109,6 +109,11 @@ def _projection(layer: Layer, x: Value, name: str) -> Value:
         return layer.linear(x, name, sizes[name])
     first = sum(list(sizes.values())[: list(sizes).index(name)])
     total, n = sum(sizes.values()), sizes[name]
+    if a.stacked_heads:
+        w.refuse("attn_qkv", "bias")
+        starts = range(first // a.n_heads, total, total // a.n_heads)
+        rows = tuple(row for start in starts for row in range(start, start + n // a.n_heads))
+        return g.linear(x, w.pick("attn_qkv", (total, layer.spec.hidden), rows, name))
     weight = w.rows("attn_qkv", (total, layer.spec.hidden), first, n)
     return g.linear(x, weight, w.bias_part("attn_qkv", total, first, n))
 

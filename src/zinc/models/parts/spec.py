@@ -45,6 +45,7 @@ class Attention:
     the values. gated: the sigmoid of a gate for each query head scales the output of that head;
     attn_q makes it too, or with gate_apart the matrix attn_gate. query_rope: the RoPE of queries,
     if it is not that of keys. top_k: the most positions that a query sees, 0 for all.
+    stacked_heads: attn_qkv has the rows of q, k and v for each head in turn.
     """
 
     n_heads: int
@@ -68,6 +69,7 @@ class Attention:
     query_rope: Rope | None = None
     alibi: bool = False
     top_k: int = 0
+    stacked_heads: bool = False
 
     @property
     def q_cols(self) -> int:
