@@ -4,10 +4,11 @@
     python benchmarks/cluster.py [--parts hits lost update] [--replicas 3] [--out FILE]
 
 `hits` runs conversations whose turns are interleaved at random, on one server and on clusters with
-each router; all have the same memory for the prefix cache together. The texts must be equal. `lost`
-kills a replica again and again under load, and `update` replaces all replicas under load. Requests
-must end with the whole answer or, when replicas are killed, with an error that can be retried. The
-last line of output is one JSON object. Exit status 1 if a text differs or a request hangs.
+each router; all have the same memory for the prefix cache together. The replicas of `random+memory`
+and `random+folder` share prefixes. The texts must be equal. `lost` kills a replica again and again
+under load, and `update` replaces all replicas under load. Requests must end with the whole answer
+or, when replicas are killed, with an error that can be retried. The last line of output is one JSON
+object. Exit status 1 if a text differs or a request hangs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import zinc
@@ -103,6 +105,7 @@ def post(text: str) -> tuple[int, dict[str, str], bytes]:
 
 def cluster(args: argparse.Namespace, *more: str) -> None:
     """Run `zinc cluster up` with the benchmark's options."""
+    more = (*args.model, *more)
     context = str(CONTEXT // args.replicas)
     subprocess.run(
         [
@@ -122,18 +125,24 @@ def stop(args: argparse.Namespace) -> None:
 
 @contextmanager
 def running(args: argparse.Namespace, router: str) -> Iterator[None]:
-    """Run a cluster with this router, or one server if `router` is "single"."""
+    """Run a cluster with this router, or one server if `router` is "single".
+
+    ROUTER+memory and ROUTER+folder let its replicas share prefixes.
+    """
     if router != "single":
-        cluster(args, "--router", router)
-        try:
-            yield
-        finally:
-            stop(args)
+        name, _, shared = router.partition("+")
+        with TemporaryDirectory() as folder:
+            share = ["--share-prefixes", "memory" if shared == "memory" else folder]
+            cluster(args, "--router", name, *(share if shared else []))
+            try:
+                yield
+            finally:
+                stop(args)
         return
     server = subprocess.Popen(
         [
-            sys.executable, "-m", "zinc", "serve", "--port", str(PORT), "--threads", "1",
-            "--context", str(CONTEXT), "--max-waiting", "200",
+            sys.executable, "-m", "zinc", "serve", *args.model, "--port", str(PORT),
+            "--threads", "1", "--context", str(CONTEXT), "--max-waiting", "200",
         ],
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -159,6 +168,7 @@ def hits(args: argparse.Namespace, router: str) -> dict[str, Any]:
     lock = threading.Lock()
     counts: Counter[str] = Counter()
     overhead: list[float] = []
+    times: list[float] = []
 
     def work() -> None:
         while True:
@@ -176,6 +186,7 @@ def hits(args: argparse.Namespace, router: str) -> dict[str, Any]:
                 continue
             conversation = conversations[number]
             conversation.ask()
+            started = time.perf_counter()
             status, headers, data = post(body(conversation.messages))
             n_refused = 0
             while status != 200 and n_refused < MAX_REFUSED:  # a busy machine stops templates
@@ -189,6 +200,7 @@ def hits(args: argparse.Namespace, router: str) -> dict[str, Any]:
             usage = reply["usage"]
             with lock:
                 idle.add(number)
+                times.append(1e3 * (time.perf_counter() - started))
                 counts["prompt"] += usage["prompt_tokens"]
                 counts["cached"] += usage["prompt_tokens_details"]["cached_tokens"]
                 counts["refused"] += n_refused
@@ -209,6 +221,7 @@ def hits(args: argparse.Namespace, router: str) -> dict[str, Any]:
         "hit_rate": counts["cached"] / counts["prompt"],
         "prompt_tokens": counts["prompt"],
         "seconds": seconds,
+        "request_ms": statistics.median(times),
         "requests_refused": counts["refused"],
         "requests_by_replica": sorted(
             (n for name, n in counts.items() if name not in ("prompt", "cached", "refused")),
@@ -353,7 +366,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--parts", nargs="+", default=["hits", *PARTS], choices=["hits", *PARTS])
     routers = ["single", "prefix", "load", "random"]
-    parser.add_argument("--routers", nargs="+", default=routers, choices=routers)
+    shared = [f"{name}+{where}" for name in routers[1:] for where in ("memory", "folder")]
+    parser.add_argument("--routers", nargs="+", default=routers, choices=routers + shared)
+    parser.add_argument("--model", nargs=1, default=[], help="file (default: the embedded model)")
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--conversations", type=int, default=200)
     parser.add_argument("--turns", type=int, default=6)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -41,9 +42,15 @@ def cluster(ray_address: str, ray_environment: dict[str, str]) -> Iterator[Clust
     run("down")
 
 
-def chat(max_tokens: int) -> str:
-    """Return an answer of the cluster."""
-    body = {"messages": ASK, "max_tokens": max_tokens, "temperature": 0}
+def chat(max_tokens: int, text: str = "") -> str:
+    """Return an answer of the cluster, to `text` if it is given."""
+    return ask_replica(max_tokens, text)[0]
+
+
+def ask_replica(max_tokens: int, text: str) -> tuple[str, str]:
+    """Return an answer of the cluster, and the name of its replica."""
+    messages = [{"role": "user", "content": text}] if text else ASK
+    body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0}
     request = urllib.request.Request(
         f"{URL}/v1/chat/completions",
         json.dumps(body).encode(),
@@ -51,7 +58,7 @@ def chat(max_tokens: int) -> str:
     )
     with urllib.request.urlopen(request, timeout=60) as reply:
         found: str = json.load(reply)["choices"][0]["message"]["content"]
-    return found
+        return found, reply.headers["X-Zinc-Replica"]
 
 
 def chat_with_openai(max_tokens: int) -> tuple[str, str]:
@@ -107,3 +114,24 @@ def test_a_cluster_starts_answers_and_stops(cluster: Cluster, tmp_path):
         assert "zinc_model_loaded{replica=" in reply.read().decode()
     assert cluster("down").returncode == 0
     assert "no cluster is running" in cluster("status").stderr
+
+
+@pytest.mark.parametrize("where", ["memory", "folder"])
+def test_replicas_fetch_what_others_have_run(cluster: Cluster, where: str, tmp_path):
+    shared = "memory" if where == "memory" else str(tmp_path / "shared")
+    options = ["--replicas", "2", "--port", str(PORT), "--backend", backend(), "--router", "random"]
+    done = cluster("up", *options, "--share-prefixes", shared)
+    assert done.returncode == 0, done.stderr
+    text = "The river and the old stone bridge. " * 30
+    answers: dict[str, str] = {}
+    until = time.monotonic() + PATIENCE_S
+    while len(answers) < 2:
+        assert time.monotonic() < until
+        answer, replica = ask_replica(16, text)
+        answers.setdefault(replica, answer)
+        time.sleep(0.5)  # the first replica writes what it has run
+    assert len(set(answers.values())) == 1
+    with urllib.request.urlopen(f"{URL}/metrics", timeout=60) as reply:
+        lines = reply.read().decode().splitlines()
+    fetched = [float(x.split()[-1]) for x in lines if x.startswith("zinc_prefix_cache_fetched")]
+    assert sum(fetched) >= 64

@@ -164,7 +164,7 @@ def test_an_edited_tensor_does_not_find_the_cache_of_the_model(family, tmp_path)
             pass
         with LLM(model, context=64, threads=1, cache_dir=cache) as llm:
             assert llm.engine.disk is not None
-            return llm.engine.disk.key
+            return llm.engine.disk.store.key
 
     with GGUFFile.open(model) as file:
         tensors = list(file.tensors.values())

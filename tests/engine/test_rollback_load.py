@@ -66,7 +66,7 @@ def test_answers_do_not_change_and_caches_on_disk_are_apart(
             assert n_cached >= 64  # of the first turn
             texts.append(text)
             assert model.engine.disk is not None
-            keys.append(model.engine.disk.key)
+            keys.append(model.engine.disk.store.key)
     assert texts[0] == texts[1] == texts[2]
     assert keys[0] != keys[1] == keys[2]
 

@@ -15,6 +15,7 @@ import pytest
 from zinc.core.errors import DeviceError, RequestError
 from zinc.kv import CachePool, Group, cache_file, key_of
 from zinc.kv.disk import FIRST_PAUSE_S, LONGEST_PAUSE_S, DiskCache, check_folder
+from zinc.kv.store import FolderStore
 
 BLOCK, SIZE = 4, 16
 
@@ -98,7 +99,7 @@ BLOCKS_BYTES, STATE_BYTES = 2 * 2 * SIZE, SIZE
 
 def write(folder, conversations=CONVERSATIONS, limit_bytes=None, pool=None):
     pool = pool or new_pool()
-    disk = DiskCache(folder, "key", pool, limit_bytes)
+    disk = DiskCache(FolderStore(folder, "key"), pool, limit_bytes)
     disk.load()
     for ids in conversations:
         run(pool, ids)
@@ -110,7 +111,7 @@ def write(folder, conversations=CONVERSATIONS, limit_bytes=None, pool=None):
 def read(folder, pool=None, key="key"):
     """Return a pool restored from the folder, and the number of restored tokens."""
     pool = pool or new_pool()
-    disk = DiskCache(folder, key, pool, 1 << 20)
+    disk = DiskCache(FolderStore(folder, key), pool, 1 << 20)
     n_tokens = disk.load()
     check_contents(pool)
     assert all(a.n_held == 0 for a in pool.allocators)
@@ -138,7 +139,7 @@ def test_kept_prefixes_are_restored(saved):
 
 def test_a_restored_namespace_matches_only_itself(tmp_path):
     pool = new_pool(n_blocks=80, n_slots=20)
-    disk = DiskCache(tmp_path, "key", pool)
+    disk = DiskCache(FolderStore(tmp_path, "key"), pool)
     for namespace, ids in zip([b"a", b"b", b"a", b""], CONVERSATIONS, strict=True):
         run(pool, ids, namespace)
     disk.close()
@@ -164,7 +165,7 @@ def test_a_file_is_written_once(saved):
         os.utime(path, (1, 1))
     before = {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in files(saved)}
     pool = new_pool()
-    disk = DiskCache(saved, "key", pool)
+    disk = DiskCache(FolderStore(saved, "key"), pool)
     disk.load()
     run(pool, CONVERSATIONS[0])
     disk.close()
@@ -176,7 +177,7 @@ def test_a_file_is_written_once(saved):
 
 def test_bytes_written_per_step_are_bounded_and_parents_come_first(tmp_path):
     pool = new_pool()
-    disk = DiskCache(tmp_path, "key", pool)
+    disk = DiskCache(FolderStore(tmp_path, "key"), pool)
     run(pool, list(range(40)))
     sizes = []
     while disk.has_pending:
@@ -194,7 +195,7 @@ def test_bytes_written_per_step_are_bounded_and_parents_come_first(tmp_path):
 
 def test_prefixes_committed_by_a_running_sequence_are_written(tmp_path):
     pool = new_pool()
-    disk = DiskCache(tmp_path, "key", pool)
+    disk = DiskCache(FolderStore(tmp_path, "key"), pool)
     holding, _ = pool.attach(b"", 0)
     pool.grow(holding, 8)
     pool.checkpoint(holding, key_of([1, 2, 3, 4, 5]))
@@ -261,7 +262,7 @@ def test_prefixes_evicted_from_memory_stay_on_disk(tmp_path):
 
 def test_removed_files_are_written_again_when_used(tmp_path):
     pool = new_pool()
-    disk = DiskCache(tmp_path, "key", pool)
+    disk = DiskCache(FolderStore(tmp_path, "key"), pool)
     for ids in CONVERSATIONS:
         run(pool, ids)
     disk.flush()
@@ -332,7 +333,7 @@ def test_writing_goes_on_after_a_pause(tmp_path, caplog, monkeypatch, number):
     now = 1000.0
     full = FullDisk(monkeypatch, number)
     pool = new_pool()
-    disk = DiskCache(tmp_path, "key", pool, clock=lambda: now)
+    disk = DiskCache(FolderStore(tmp_path, "key"), pool, clock=lambda: now)
     for ids in CONVERSATIONS:
         run(pool, ids)
         disk.flush()
@@ -372,7 +373,7 @@ def test_pauses_grow_to_a_limit(tmp_path, monkeypatch):
     now = 0.0
     full = FullDisk(monkeypatch)
     pool = new_pool()
-    disk = DiskCache(tmp_path, "key", pool, clock=lambda: now)
+    disk = DiskCache(FolderStore(tmp_path, "key"), pool, clock=lambda: now)
     run(pool, CONVERSATIONS[0])
     tried_at = []
     while now < 10 * LONGEST_PAUSE_S:
@@ -390,7 +391,7 @@ def test_pauses_grow_to_a_limit(tmp_path, monkeypatch):
 def test_closing_tries_once_more(tmp_path, monkeypatch):
     full = FullDisk(monkeypatch)
     pool = new_pool()
-    disk = DiskCache(tmp_path, "key", pool, clock=lambda: 0.0)
+    disk = DiskCache(FolderStore(tmp_path, "key"), pool, clock=lambda: 0.0)
     for ids in CONVERSATIONS:
         run(pool, ids)
         disk.flush()
@@ -402,7 +403,7 @@ def test_closing_tries_once_more(tmp_path, monkeypatch):
 def test_a_long_pause_queues_only_nodes_in_the_tree(tmp_path, monkeypatch):
     FullDisk(monkeypatch)
     pool = new_pool(n_blocks=8)
-    disk = DiskCache(tmp_path, "key", pool, clock=lambda: 0.0)
+    disk = DiskCache(FolderStore(tmp_path, "key"), pool, clock=lambda: 0.0)
     for first in range(300):
         run(pool, [first + 1] * 8)
         disk.collect()
@@ -415,7 +416,7 @@ def test_files_are_removed_during_a_pause(tmp_path, monkeypatch):
     full = FullDisk(monkeypatch)
     full.error = None
     pool = new_pool()
-    disk = DiskCache(tmp_path, "key", pool, 4 * BLOCKS_BYTES, clock=lambda: now)
+    disk = DiskCache(FolderStore(tmp_path, "key"), pool, 4 * BLOCKS_BYTES, clock=lambda: now)
     run(pool, [1, 2])
     disk.flush()
     (old,) = files(tmp_path, ".kv")
@@ -429,7 +430,7 @@ def test_files_are_removed_during_a_pause(tmp_path, monkeypatch):
 def test_a_device_error_warns_once(tmp_path, caplog, monkeypatch):
     now = 0.0
     pool = new_pool()
-    disk = DiskCache(tmp_path, "key", pool, clock=lambda: now)
+    disk = DiskCache(FolderStore(tmp_path, "key"), pool, clock=lambda: now)
     block_views = pool.copier.block_views
 
     def lost(group, block):

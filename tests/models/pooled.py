@@ -21,6 +21,7 @@ from zinc.engine.cache_layout import cache_groups, state_bytes_per_sequence
 from zinc.kv import CachePool, key_of
 from zinc.kv.disk import DiskCache
 from zinc.kv.pool import Holding
+from zinc.kv.store import FolderStore
 from zinc.ops.recurrent_state import CHUNK
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, KVState, RecurrentState
@@ -170,13 +171,13 @@ def _restart(
     folder: Path,
 ) -> PooledModel:
     """Return a new model with an empty cache, on which `running` find their text on disk."""
-    disk = DiskCache(folder, "key", model.pool)
+    disk = DiskCache(FolderStore(folder, "key"), model.pool)
     for s in running:
         model.pool.release(s.holding, key_of(s.ids[: s.n_run]))
     disk.flush()
     disk.close()
     other = PooledModel(loaded, kv_dtype, len(running), max(len(s.ids) for s in running))
-    disk = DiskCache(folder, "key", other.pool)
+    disk = DiskCache(FolderStore(folder, "key"), other.pool)
     disk.load()
     for s in running:
         before = s.n_run

@@ -80,6 +80,13 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     drain = "time for running answers when a replica is replaced"
     usage.add_number(group, "--drain", usage.quantity, 300.0, drain, "SECONDS")
     group.add_argument(
+        "--share-prefixes",
+        default="",
+        metavar="memory|FOLDER",
+        help="let replicas fetch prompts that others have run, from Ray's object store or from a "
+        "folder that all machines have, where that is faster",
+    )
+    group.add_argument(
         "--router",
         choices=("prefix", "load", "random"),
         default="prefix",
@@ -137,7 +144,7 @@ def _print_status(status: object, as_json: bool) -> int:
 
 
 def _options(args: argparse.Namespace) -> ClusterOptions:
-    from zinc.cluster.options import ClusterOptions, serve_options
+    from zinc.cluster.options import ClusterOptions, serve_options, shared_folder
 
     return ClusterOptions(
         serve=serve_options(args),
@@ -150,4 +157,5 @@ def _options(args: argparse.Namespace) -> ClusterOptions:
         fronts=args.fronts,
         drain_s=args.drain,
         router=args.router,
+        share_prefixes=args.share_prefixes and shared_folder(args.share_prefixes),
     )

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
@@ -19,13 +25,18 @@ from zinc.cluster.options import ClusterOptions
 from zinc.cluster.replica import Replica
 from zinc.cluster.router import PrefixRouter
 from zinc.cluster.routing import REPORT_S
+from zinc.cluster.shared_prefixes import Directory, SharedStore
 from zinc.core.errors import ZincError
+from zinc.kv.disk import check_folder
+from zinc.kv.store import FolderStore, Store
 from zinc.server.http import log
 
-APPLICATION, ENGINE, FRONT = "zinc", "engine", "front"
+APPLICATION, ENGINE, FRONT, DIRECTORY = "zinc", "engine", "front", "prefixes"
 _MAX_ONGOING = 1000  # of a replica; its server refuses what exceeds --max-waiting
 _FRONT_ONGOING = 10_000
 _HEALTH_S = 5.0
+_SHARED_PART = 0.5  # of Ray's object store, for shared prefixes
+_STORE_S = 10.0  # to call the directory, or to get objects
 _LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)  # replicas log requests
 
 
@@ -36,11 +47,16 @@ class ReplicaStartError(Exception):
 class EngineDeployment:
     """A replica of the server as a Serve deployment."""
 
-    async def __init__(self, options: Mapping[str, Any]) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, options: Mapping[str, Any], directory: DeploymentHandle | None = None
+    ) -> None:
         cluster = ClusterOptions.of(options)
         name = serve.get_replica_context().replica_id.unique_id
         try:
             config = cluster.server_config()
+            if cluster.share_prefixes:
+                store = _prefix_store(cluster.share_prefixes, directory)
+                config = replace(config, load=replace(config.load, prefix_store=store))
             log.set_up(config.json_log)
             self._replica = Replica(name, config)
             await self._replica.start()
@@ -64,6 +80,53 @@ class EngineDeployment:
         """Unload the models when Serve stops the replica."""
         if hasattr(self, "_replica"):
             await self._replica.close()
+
+
+class DirectoryDeployment(Directory):
+    """The directory of shared prefixes as a Serve deployment."""
+
+    def __init__(self) -> None:
+        super().__init__(int(_SHARED_PART * ray.cluster_resources().get("object_store_memory", 0)))
+
+
+def _prefix_store(shared: str, directory: DeploymentHandle | None) -> Callable[[str], Store]:
+    """Return what makes the store of a key, in Ray's object store or in the folder `shared`.
+
+    Raises RequestError if the folder cannot be used.
+    """
+    if directory is None:
+        folder = Path(shared)
+        check_folder(folder)
+        return partial(FolderStore, folder)
+
+    def call(method: str, *args: object) -> Any:
+        with _ray_errors():
+            return getattr(directory, method).remote(*args).result(timeout_s=_STORE_S)
+
+    return lambda key: SharedStore(key, _ObjectStore(), call)
+
+
+class _ObjectStore:
+    """Ray's object store."""
+
+    def put(self, data: bytes) -> ray.ObjectRef:
+        """Store an object; return its reference. Raises OSError."""
+        with _ray_errors():
+            return ray.put(np.frombuffer(data, np.uint8))  # arrays are mapped, not copied
+
+    def get(self, references: Sequence[ray.ObjectRef]) -> list[bytes]:
+        """Return objects. Raises OSError."""
+        with _ray_errors():
+            return [each.tobytes() for each in ray.get(list(references), timeout=_STORE_S)]
+
+
+@contextmanager
+def _ray_errors() -> Iterator[None]:
+    """Raise errors of Ray as OSError, which is that of any store."""
+    try:
+        yield
+    except (RayError, RayServeException, TimeoutError) as error:
+        raise OSError(str(error).partition("\n")[0] or type(error).__name__) from error
 
 
 class FrontDeployment:
@@ -106,7 +169,8 @@ def build(args: Mapping[str, Any]) -> Any:
     options = ClusterOptions.of(args)
     given = options.changed()
     # Ray replaces replicas whose arguments changed, so a replica gets only the options it reads.
-    replica = {name: given[name] for name in ("serve", "cpus", "gpus") if name in given}
+    read = ("serve", "cpus", "gpus", "share_prefixes")
+    replica = {name: given[name] for name in read if name in given}
     engine = serve.deployment(EngineDeployment).options(
         name=ENGINE,
         num_replicas=options.replicas or None,
@@ -132,7 +196,17 @@ def build(args: Mapping[str, Any]) -> Any:
         graceful_shutdown_timeout_s=options.drain_s,
         ray_actor_options={"num_cpus": 0},
     )
-    return front.bind(engine.bind(replica), replica)
+    directory = None
+    if options.share_prefixes == "memory":
+        directory = serve.deployment(DirectoryDeployment).options(
+            name=DIRECTORY,
+            num_replicas=1,
+            max_ongoing_requests=_MAX_ONGOING,
+            logging_config=_LOGGING,
+            ray_actor_options={"num_cpus": 0},
+        )
+    shared = () if directory is None else (directory.bind(),)
+    return front.bind(engine.bind(replica, *shared), replica)
 
 
 def _autoscaling(options: ClusterOptions) -> AutoscalingConfig:

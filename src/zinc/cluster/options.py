@@ -37,7 +37,8 @@ class ClusterOptions:
     and `max_replicas`, by the length of the queue). queue: requests of one replica at which more
     replicas are started. cpus, gpus: share of a machine that a replica takes. fronts: processes
     that forward requests. drain_s: time for running answers when a replica is replaced. router:
-    "prefix", "load" or "random".
+    "prefix", "load" or "random". share_prefixes: "memory", or a folder that all machines have, from
+    which replicas fetch prefixes that others have run; "" for none.
     """
 
     serve: Mapping[str, Any] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class ClusterOptions:
     fronts: int = 1
     drain_s: float = 300.0
     router: str = "prefix"
+    share_prefixes: str = ""
 
     def __post_init__(self) -> None:
         if self.replicas < 0 or self.fronts < 1 or self.queue < 1:
@@ -72,6 +74,14 @@ class ClusterOptions:
         if self.router not in ("prefix", "load", "random"):
             raise RequestError(
                 f"there is no router {self.router!r}", "", "use prefix, load or random"
+            )
+        if self.share_prefixes and (
+            self.serve.get("cache_dir") or self.serve.get("no_prefix_cache")
+        ):
+            raise RequestError(
+                "--share-prefixes cannot be used with --cache-dir or --no-prefix-cache",
+                "shared prefixes are the saved prefix cache of all replicas",
+                "give --share-prefixes a folder to keep them over restarts",
             )
         for name, (why, hint) in _REFUSED.items():
             if self.serve.get(name):
@@ -126,6 +136,11 @@ def serve_options(args: argparse.Namespace) -> dict[str, Any]:
         is_list = isinstance(value, list)
         given[name] = [_absolute(each) for each in value] if is_list else _absolute(value)
     return given
+
+
+def shared_folder(given: str) -> str:
+    """Return the value of --share-prefixes, with an absolute path."""
+    return given if given == "memory" else str(Path(given).expanduser().absolute())
 
 
 def _absolute(text: str) -> str:

@@ -10,7 +10,6 @@ import itertools
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zinc.backends.api import Cache, Program
@@ -35,6 +34,7 @@ from zinc.ops.values import RecurrentState, State
 
 if TYPE_CHECKING:
     from zinc.kv.disk import DiskCache
+    from zinc.kv.store import Store
 
 # Prompt tokens of a step that also decodes, which bounds how long decoding stalls.
 PROMPT_TOKENS_BESIDE_STREAMS = 128
@@ -125,12 +125,18 @@ class Engine:
         """Whether the prefix cache has pending disk writes."""
         return self.disk is not None and self.disk.has_pending
 
-    def keep_on_disk(self, folder: Path, key: str, limit_bytes: int | None = None) -> None:
-        """Load the prefix cache saved under `key` in `folder`, and save new prefixes there."""
+    def keep_in(self, store: Store, limit_bytes: int | None = None, *, fetch: bool = False) -> None:
+        """Load the prefix cache that is saved in a store, and save new prefixes there.
+
+        fetch: other processes use the store too; fetch prefixes of prompts from it if that is
+        faster than running them.
+        """
         from zinc.kv.disk import DiskCache
 
-        self.disk = DiskCache(folder, key, self.pool, limit_bytes)
+        self.disk = DiskCache(store, self.pool, limit_bytes)
         self.disk.load()
+        if fetch:
+            self.holdings.fetch_from(self.disk)
 
     def settle(self) -> None:
         """Flush the prefix cache to disk, if it has a folder."""
@@ -138,7 +144,8 @@ class Engine:
             self.disk.flush()
 
     def close(self) -> None:
-        """Stop writing to disk."""
+        """Stop writing to disk, and fetching."""
+        self.holdings.close()
         if self.disk is not None:
             self.disk.close()
             self.disk = None
@@ -237,6 +244,7 @@ class Engine:
             if not s.extended and len(s.ids) > self.plain_context:
                 self._extend(s)
             self.holdings.trim(s)
+        self.holdings.advance_fetches()
         plan = next_schedule(
             self._sequences,
             self.holdings,
@@ -250,7 +258,9 @@ class Engine:
         n_sequences = len(self._sequences)
         running, counts = self._seat(plan.tokens)
         if not running:
-            if not plan.preempted and 0 < len(self._sequences) == n_sequences:
+            if self.holdings.is_fetching:
+                self.holdings.wait_for_fetch()
+            elif not plan.preempted and 0 < len(self._sequences) == n_sequences:
                 self._fail_stuck()
             return []
         gained: list[Sequence] = []

@@ -8,7 +8,8 @@ other prompts, and whether a preempted sequence is copied or run again.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
 from zinc.engine.checkpoints import LEAST_TOKENS
 from zinc.engine.preemption import Rates
@@ -16,6 +17,10 @@ from zinc.engine.scheduler import Demand
 from zinc.engine.sequence import Sequence
 from zinc.engine.sharing import held_back
 from zinc.kv import CachePool
+
+if TYPE_CHECKING:
+    from zinc.kv.disk import DiskCache
+    from zinc.kv.fetch import PrefixFetcher
 
 
 class Holdings:
@@ -28,6 +33,58 @@ class Holdings:
     def __init__(self, pool: CachePool, swap_bytes: int) -> None:
         self.pool, self.swap_bytes = pool, swap_bytes
         self.rates = Rates()
+        self._fetcher: PrefixFetcher | None = None
+
+    # -- prefixes of other processes ------------------------------------------------------------
+
+    def fetch_from(self, files: DiskCache) -> None:
+        """Fetch prefixes of waiting prompts from the store of `files`, if that is faster."""
+        from zinc.kv.fetch import PrefixFetcher
+
+        self._fetcher = PrefixFetcher(files, self.pool)
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a waiting sequence waits for a prefix of another process."""
+        return self._fetcher is not None and self._fetcher.is_busy
+
+    def wait_for_fetch(self) -> None:
+        """Wait a moment for what is being fetched."""
+        if self._fetcher is not None:
+            self._fetcher.wait()
+
+    def advance_fetches(self) -> None:
+        """Put what has been fetched into the prefix cache, a few megabytes at a time."""
+        if self._fetcher is not None:
+            self._fetcher.advance()
+
+    def close(self) -> None:
+        """Stop fetching."""
+        if self._fetcher is not None:
+            self._fetcher.close()
+            self._fetcher = None
+
+    def _fetching(self, sequences: Iterable[Sequence]) -> set[int]:
+        """Begin to fetch prefixes of waiting sequences; return the ids of those that wait for one.
+
+        Each sequence is looked up once.
+        """
+        fetcher, found = self._fetcher, set[int]()
+        if fetcher is None:
+            return found
+        for s in sequences:
+            if s.cache.fetch is None and s.cache.key and s.is_reusable and not s.is_read:
+                ends = {at for i, t in enumerate(s.ids) if t in s.end_tokens for at in (i, i + 1)}
+                s.cache.fetch = fetcher.begin(
+                    s.cache.key,
+                    len(s.ids) - 1,
+                    s.namespace,
+                    sorted(ends.union(s.cache.checkpoints)) if self.pool.recurrent else (),
+                    self.rates.token_s,
+                )
+            if s.cache.fetch is not None and not s.cache.fetch.is_done:
+                found.add(s.id)
+        return found
 
     # -- before a step --------------------------------------------------------------------------
 
@@ -64,12 +121,15 @@ class Holdings:
         )
 
     def held_back(self, sequences: Collection[Sequence]) -> set[int]:
-        """Return the ids of sequences that wait for a running prompt with the same beginning."""
+        """Return the ids of waiting sequences whose beginning is run or fetched by others."""
         pool = self.pool
         if not pool.prefix_cache or all(s.is_running for s in sequences):
             return set()
         least = max(pool.block_tokens, LEAST_TOKENS if pool.recurrent else 0)
-        return held_back(sequences, lambda s: self._prospect(s)[0], least, pool.recurrent)
+        back = held_back(sequences, lambda s: self._prospect(s)[0], least, pool.recurrent)
+        return back | self._fetching(
+            s for s in sequences if not s.is_running and s.id not in back and not s.cache.swapped
+        )
 
     def _prospect(self, s: Sequence) -> tuple[int, tuple[int, ...]]:
         """Return the cached tokens that a waiting sequence would get, and their idle blocks."""
@@ -164,6 +224,8 @@ class Holdings:
 
     def release(self, s: Sequence, keep: bool = True) -> None:
         """Take back everything that a sequence holds. keep: leave it in the prefix cache."""
+        if s.cache.fetch is not None:
+            s.cache.fetch.cancel()
         if s.cache.holding is not None:
             key = s.key_to(s.n_run) if keep and s.is_reusable else None
             self.pool.release(s.cache.holding, key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from zinc.engine.request import Request
 from zinc.engine.sampling import Sampled, Sampler
 from zinc.engine.speculative.tracker import Drafts
 from zinc.kv import TOKEN_BYTES, Holding, Prospect, Swapped, key_of
+
+if TYPE_CHECKING:
+    from zinc.kv.fetch import Fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,8 @@ class CacheState:
     is preempted. key: its ids as the prefix cache stores them; empty once all of them have run.
     prospect: the prefix that the cache would give it, with the cache's generation. shared_tokens:
     tokens that another running sequence, by id, will leave for it in the prefix cache. checkpoints:
-    positions at which its recurrent state is copied, in ascending order.
+    positions at which its recurrent state is copied, in ascending order. fetch: what other
+    processes may have of its prompt; None until it is looked up.
     """
 
     holding: Holding | None = None
@@ -81,6 +86,7 @@ class CacheState:
     prospect: tuple[int, Prospect] | None = None
     shared_tokens: dict[int, int] = field(default_factory=dict)
     checkpoints: list[int] = field(default_factory=list)
+    fetch: Fetch | None = None
 
 
 @dataclass(slots=True, eq=False)

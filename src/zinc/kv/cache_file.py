@@ -11,7 +11,6 @@ a file is either complete or absent.
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 import struct
@@ -19,13 +18,13 @@ import tempfile
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedIOBase
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from zinc.kv.node import ROOT
+from zinc.kv.node import text_digest
 
 MAGIC = b"zinc cache piece 2\n"
 TEMPORARY = "tmp-"
@@ -62,18 +61,13 @@ class Header:
         return file_name(self.parent, self.tokens, STATE if self.is_state else BLOCK)
 
 
-def text_digest(parent: bytes, tokens: bytes) -> bytes:
-    """Return the digest of a text: a hash of the digest before its last block, and that block."""
-    return hashlib.blake2b(parent + tokens, digest_size=len(ROOT)).digest()
-
-
 def file_name(parent: bytes, tokens: bytes, suffix: str) -> str:
     """Return the name of a file; `suffix` is BLOCK or STATE."""
     return text_digest(parent, tokens).hex() + suffix
 
 
-def write_file(folder: Path, key: str, header: Header, data: bytes) -> None:
-    """Write a file with `header`, whose `crc` is computed from `data`. Raises OSError."""
+def file_start(key: str, header: Header, data: bytes) -> bytes:
+    """Return what precedes `data` in a file with `header`, whose `crc` is computed from `data`."""
     text = json.dumps(
         {
             "key": key,
@@ -86,8 +80,12 @@ def write_file(folder: Path, key: str, header: Header, data: bytes) -> None:
         },
         separators=(",", ":"),
     ).encode()
-    start = MAGIC + _LENGTHS.pack(len(text), zlib.crc32(text)) + text
-    write_atomically(folder / header.name, start, data)
+    return MAGIC + _LENGTHS.pack(len(text), zlib.crc32(text)) + text
+
+
+def write_file(folder: Path, key: str, header: Header, data: bytes) -> None:
+    """Write a file with `header` and `data`. Raises OSError."""
+    write_atomically(folder / header.name, file_start(key, header, data), data)
 
 
 def write_atomically(path: Path, *parts: bytes) -> None:
@@ -102,7 +100,7 @@ def write_atomically(path: Path, *parts: bytes) -> None:
         raise
 
 
-def read_header(file: BufferedReader, key: str) -> Header:
+def read_header(file: BufferedIOBase, key: str) -> Header:
     """Read the header; the file is then at its data. Raises DamagedError."""
     start = file.read(len(MAGIC) + _LENGTHS.size)
     if len(start) != len(MAGIC) + _LENGTHS.size or not start.startswith(MAGIC):
@@ -131,7 +129,7 @@ def read_header(file: BufferedReader, key: str) -> Header:
     return header
 
 
-def read_data(file: BufferedReader, header: Header, views: Iterable[npt.NDArray[np.uint8]]) -> None:
+def read_data(file: BufferedIOBase, header: Header, views: Iterable[npt.NDArray[np.uint8]]) -> None:
     """Read the data into the views. Raises DamagedError, after overwriting some of them."""
     crc = 0
     for view in views:

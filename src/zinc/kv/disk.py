@@ -2,15 +2,14 @@
 
 New nodes of the tree are written in the background: in each step the engine copies a few megabytes,
 and a thread writes them, one file a block (zinc.kv.cache_file). If the process is killed, the files
-written so far are restored at the next start. A folder belongs to one `key` (model, plan, layout,
-version). Files that do not fit in memory, are damaged or foreign are ignored with a warning.
+written so far are restored at the next start. Files that do not fit in memory, are damaged or
+foreign are ignored with a warning. The files lie in a store (zinc.kv.store): a folder, or memory
+that several processes share.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import tempfile
 import time
 from collections import Counter, OrderedDict, deque
@@ -23,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zinc.core.errors import DeviceError, RequestError
-from zinc.kv import cache_file
 from zinc.kv.cache_file import BLOCK, STATE, Header, file_name
-from zinc.kv.node import ROOT, TOKEN_BYTES, Node
+from zinc.kv.node import TOKEN_BYTES, Node, digest_of
 from zinc.kv.pool import CachePool
-from zinc.kv.recovery import CacheFile, Recovery, block_views
+from zinc.kv.recovery import CacheFile, block_views
+from zinc.kv.store import Store
 
 log = logging.getLogger("zinc.cache")
 
@@ -64,7 +63,7 @@ class _Job:
 
 
 class DiskCache:
-    """The files of one pool in `folder`/`key`.
+    """The files of one pool in a store.
 
     The least recently used files are removed when there are more than `limit_bytes` (by default the
     size of the pool). Not thread-safe: only the engine's thread may use it. If writing fails (no
@@ -74,13 +73,12 @@ class DiskCache:
 
     def __init__(
         self,
-        folder: Path,
-        key: str,
+        store: Store,
         pool: CachePool,
         limit_bytes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.folder, self.key = folder / key, key
+        self.store = store
         self._pool = pool
         self._limit_bytes = pool.total_bytes if limit_bytes is None else limit_bytes
         self._files: OrderedDict[str, CacheFile] = OrderedDict()  # least recently used first
@@ -155,7 +153,7 @@ class DiskCache:
         is_tail = node.n_tokens < pool.block_tokens
         if node not in pool.tree:
             return 0
-        parent, taken = _digest(node.parent), 0
+        parent, taken = digest_of(node.parent), 0
         is_first = node.depth == 1
         groups = tuple(g for g, block in enumerate(node.blocks) if block >= 0)
         name = file_name(parent, node.tokens, BLOCK)
@@ -164,7 +162,7 @@ class DiskCache:
             self._files.move_to_end(name)
             used.append(name)
         else:
-            header = Header(self.key, parent, node.tokens, groups, is_first=is_first)
+            header = Header(self.store.key, parent, node.tokens, groups, is_first=is_first)
             taken += self._write(node, header, block_views(pool, groups, node.blocks))
             self._replace_tails(parent, node.tokens, is_tail)
         for offset, slot in sorted(node.states.items()):
@@ -174,7 +172,7 @@ class DiskCache:
                 self._files.move_to_end(name)
                 used.append(name)
             else:
-                header = Header(self.key, parent, tokens, is_state=True, is_first=is_first)
+                header = Header(self.store.key, parent, tokens, is_state=True, is_first=is_first)
                 taken += self._write(node, header, pool.copier.state_views(slot))
         return taken
 
@@ -183,11 +181,7 @@ class DiskCache:
         data = b"".join(view.data for view in views)
         self._add(header, len(data))
 
-        def write() -> None:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            cache_file.write_file(self.folder, self.key, header, data)
-
-        self._submit(write, len(data), (header.name, node))
+        self._submit(lambda: self.store.write(header, data), len(data), (header.name, node))
         return len(data)
 
     def _replace_tails(self, parent: bytes, tokens: bytes, is_tail: bool) -> None:
@@ -219,7 +213,7 @@ class DiskCache:
             self._tails[parent].pop(tokens, None)
             if not self._tails[parent]:
                 del self._tails[parent]
-        self._submit(lambda: self._remove(name), always=True)
+        self._submit(lambda: self.store.remove(name), always=True)
 
     def _enforce_limit(self) -> None:
         """Drop the least recently used files until the rest is within the limit."""
@@ -231,16 +225,8 @@ class DiskCache:
         return name.endswith(BLOCK) and bytes.fromhex(name.removesuffix(BLOCK)) in self._children
 
     def _refresh(self, names: Iterable[str]) -> None:
-        """Set the modification times of files to now; they record the order of last use."""
-        for name in names:
-            try:
-                os.utime(self.folder / name)
-            except FileNotFoundError:  # another process removed the file or the folder
-                self._missing.append(name)
-
-    def _remove(self, name: str) -> None:
-        with contextlib.suppress(NotADirectoryError):
-            (self.folder / name).unlink(missing_ok=True)
+        """Mark files as used now; another process may have removed some of them."""
+        self._missing.extend(self.store.touch(names))
 
     # -- the writer thread and its failures -----------------------------------------------------
 
@@ -283,7 +269,7 @@ class DiskCache:
                 self._missing.append(name)
                 failed.append(node)
             elif self._pause_s and self._error is None:
-                log.warning("the prefix cache is written to %s again", self.folder)
+                log.warning("the prefix cache is written to %s again", self.store)
                 self._pause_s = 0.0
         if cause is not None:
             self._pause(cause, failed)
@@ -298,7 +284,7 @@ class DiskCache:
         if not self._pause_s:
             log.warning(
                 "the prefix cache cannot be written to %s now and is tried again later: %s",
-                self.folder,
+                self.store,
                 error,
             )
         self._error = error
@@ -318,11 +304,20 @@ class DiskCache:
             for node in [n for n in self._touched if n not in self._pool.tree]:
                 del self._touched[node]
 
+    def adopt(self, header: Header, size: int) -> None:
+        """Take a file that another process wrote, with `size` bytes of data, for one of its own."""
+        self._add(header, size)
+
+    def discard(self, name: str) -> None:
+        """Remove a damaged file from index and store, also if another process wrote it."""
+        self._drop(name)
+        self._submit(lambda: self.store.discard(name), always=True)
+
     # -- reading --------------------------------------------------------------------------------
 
     def load(self) -> int:
         """Restore files as far as there is room; return the number of restored tokens."""
-        files, n_tokens = Recovery(self.folder, self.key, self._pool).run()
+        files, n_tokens = self.store.recover(self._pool)
         for name, file in files.items():
             header = file.header
             self._add(header, file.size)
@@ -331,15 +326,3 @@ class DiskCache:
         self._touched.clear()
         self._enforce_limit()
         return n_tokens
-
-
-def _digest(node: Node | None) -> bytes:
-    """Return the digest of the text up to the end of a node."""
-    path: list[Node] = []
-    while node is not None and node.parent is not None and not node.digest:
-        path.append(node)
-        node = node.parent
-    digest = (node.digest if node is not None else b"") or ROOT
-    for below in reversed(path):
-        digest = below.digest = cache_file.text_digest(digest, below.tokens)
-    return digest

@@ -31,6 +31,11 @@ def root_digest(namespace: bytes) -> bytes:
     return hashlib.blake2b(namespace, digest_size=len(ROOT), person=b"zinc namespace").digest()
 
 
+def text_digest(parent: bytes, tokens: bytes) -> bytes:
+    """Return the digest of a text: a hash of the digest before its last block, and that block."""
+    return hashlib.blake2b(parent + tokens, digest_size=len(ROOT)).digest()
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """One block of tokens after those of its parent; a tail has fewer tokens than a block.
@@ -39,7 +44,7 @@ class Node:
     of last use on the tree's clock. depth: number of nodes from the root to this one. children: by
     their tokens; sorted_tokens: the same tokens, sorted. states: maps a number of tokens of this
     node to the slot of the recurrent state after them. digest: of the text up to the end of the
-    node; zinc.kv.disk computes it on demand, a root has it from the start.
+    node; `digest_of` computes it on demand, a root has it from the start.
     """
 
     tokens: bytes
@@ -97,6 +102,18 @@ class Node:
             if (n := common_tokens(each, tokens)) == 0:
                 return
             yield n, each
+
+
+def digest_of(node: Node | None) -> bytes:
+    """Return the digest of the text up to the end of a node."""
+    path: list[Node] = []
+    while node is not None and node.parent is not None and not node.digest:
+        path.append(node)
+        node = node.parent
+    digest = (node.digest if node is not None else b"") or ROOT
+    for below in reversed(path):
+        digest = below.digest = text_digest(digest, below.tokens)
+    return digest
 
 
 def common_tokens(a: bytes, b: bytes) -> int:

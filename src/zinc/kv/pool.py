@@ -77,6 +77,7 @@ class PoolStats:
     checkpoints: int = 0
     swapped_out: int = 0
     swapped_in: int = 0
+    fetched_tokens: int = 0
 
 
 @dataclass(eq=False)
@@ -217,7 +218,7 @@ class CachePool:
         if max(missing) <= 0:
             return
         for group, count in enumerate(missing):
-            self._reserve(group, max(0, count))
+            self.reserve(group, max(0, count))
         for allocator, table, count in zip(self.allocators, holding.tables, missing, strict=True):
             table.extend(allocator.acquire(max(0, count)))
 
@@ -300,7 +301,7 @@ class CachePool:
             for group, (count, blocks) in enumerate(
                 zip(swapped.n_blocks, swapped.blocks, strict=True)
             ):
-                self._reserve(group, count)
+                self.reserve(group, count)
                 fresh = iter(self.allocators[group].acquire(count))
                 holding.tables[group] = [-1 if block is None else next(fresh) for block in blocks]
             copy_in(self.copier, swapped, holding.tables, slot if self.recurrent else None)
@@ -366,7 +367,7 @@ class CachePool:
             self.allocators[group].share([block])
         try:
             for group in range(len(self.groups)):
-                self._reserve(group, 1)
+                self.reserve(group, 1)
             for group, block in enumerate(tail.blocks):
                 (target,) = self.allocators[group].acquire(1)
                 holding.tables[group].append(target)
@@ -377,7 +378,7 @@ class CachePool:
             for group, block in zip(pinned, sources, strict=True):
                 self.allocators[group].release([block])
 
-    def _reserve(self, group: int, count: int) -> None:
+    def reserve(self, group: int, count: int) -> None:
         """Evict until `count` blocks are free. Raises MemoryLimitError if that is impossible."""
         allocator = self.allocators[group]
         short = count - allocator.n_free

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
 
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from zinc.core.errors import MemoryLimitError
 from zinc.kv import cache_file
 from zinc.kv.cache_file import BLOCK, STATE, DamagedError, Header
-from zinc.kv.node import ROOT, TOKEN_BYTES, Node
+from zinc.kv.node import ROOT, TOKEN_BYTES, Node, text_digest
 from zinc.kv.pool import CachePool
 
 log = logging.getLogger("zinc.cache")
@@ -64,9 +64,9 @@ class Recovery:
                 with (self._folder / name).open("rb") as file:
                     cache_file.read_header(file, self._key)
                     if header.is_state:
-                        self._restore_state(file, header, parent)
+                        restore_state(pool, file, header, parent)
                         continue
-                    node = self._restore(file, header, parent)
+                    node = restore_block(pool, file, header, parent)
             except (OSError, DamagedError) as error:
                 self._ignore(name, error)
                 del found[name]
@@ -74,7 +74,7 @@ class Recovery:
             except MemoryLimitError:
                 break
             if node is not None:
-                restored[cache_file.text_digest(header.parent, header.tokens)] = node
+                restored[text_digest(header.parent, header.tokens)] = node
                 n_tokens += node.n_tokens
         return found, n_tokens
 
@@ -105,24 +105,7 @@ class Recovery:
         with (self._folder / name).open("rb") as file:
             header = cache_file.read_header(file, self._key)
             size = os.fstat(file.fileno()).st_size - file.tell()
-        pool = self._pool
-        count, rest = divmod(len(header.tokens), TOKEN_BYTES)
-        fits = (
-            header.name == name
-            and len(header.parent) == len(ROOT)
-            and rest == 0
-            and 0 < count <= pool.block_tokens
-            and header.groups == tuple(sorted(set(header.groups) & set(range(len(pool.groups)))))
-            and (pool.recurrent or not header.is_state)
-            and (
-                header.is_state
-                or all(
-                    g in header.groups for g, group in enumerate(pool.groups) if not group.window
-                )
-            )
-        )
-        if not fits:
-            raise DamagedError("its header does not fit the model")
+        check_header(header, name, self._pool)
         return CacheFile(size, header)
 
     def _connected(self, found: dict[str, CacheFile]) -> dict[str, CacheFile]:
@@ -192,40 +175,6 @@ class Recovery:
             path.append(above)
         placed.update(dict.fromkeys(reversed(path)))
 
-    def _restore(self, file: BufferedReader, header: Header, parent: Node) -> Node | None:
-        """Read a file of blocks into new blocks. Raises DamagedError or MemoryLimitError."""
-        pool = self._pool
-        blocks = [-1] * len(pool.groups)
-        try:
-            for group in header.groups:
-                (blocks[group],) = pool.allocators[group].acquire(1)
-            views = {g: pool.copier.block_views(g, blocks[g]) for g in header.groups}
-            cache_file.read_data(file, header, chain.from_iterable(views.values()))
-            for group, filled in views.items():
-                pool.copier.put_block(group, blocks[group], filled)
-            return pool.tree.restore(parent, header.tokens, blocks)
-        finally:
-            for allocator, block in zip(pool.allocators, blocks, strict=True):
-                if block >= 0:
-                    allocator.release([block])
-
-    def _restore_state(self, file: BufferedReader, header: Header, parent: Node) -> None:
-        """Read a checkpoint into a new slot, if its node was restored and a slot is to spare."""
-        pool = self._pool
-        node = pool.tree.child(parent, header.tokens)
-        if node is None or pool.slots.n_free < 2:
-            return
-        slot = pool.slots.acquire()
-        kept = False
-        try:
-            views = pool.copier.state_views(slot)
-            cache_file.read_data(file, header, views)
-            pool.copier.put_state(slot, views)
-            kept = pool.tree.put_state(node, len(header.tokens) // TOKEN_BYTES, slot)
-        finally:
-            if not kept:
-                pool.slots.release(slot)
-
     def _ignore(self, name: str, error: Exception) -> None:
         log.warning("%s in the prefix cache %s is ignored: %s", name, self._folder, error)
         self._remove(name)
@@ -235,6 +184,67 @@ class Recovery:
             (self._folder / name).unlink(missing_ok=True)
         except OSError as error:
             log.warning("%s cannot be removed: %s", self._folder / name, error)
+
+
+def check_header(header: Header, name: str, pool: CachePool) -> None:
+    """Raise DamagedError unless the header of the file `name` fits the layout of a pool."""
+    count, rest = divmod(len(header.tokens), TOKEN_BYTES)
+    fits = (
+        header.name == name
+        and len(header.parent) == len(ROOT)
+        and rest == 0
+        and 0 < count <= pool.block_tokens
+        and header.groups == tuple(sorted(set(header.groups) & set(range(len(pool.groups)))))
+        and (pool.recurrent or not header.is_state)
+        and (
+            header.is_state
+            or all(g in header.groups for g, group in enumerate(pool.groups) if not group.window)
+        )
+    )
+    if not fits:
+        raise DamagedError("its header does not fit the model")
+
+
+def restore_block(
+    pool: CachePool, file: BufferedIOBase, header: Header, parent: Node
+) -> Node | None:
+    """Read the data of a file into new blocks; return their node, None if the tree has the text.
+
+    Raises DamagedError or MemoryLimitError.
+    """
+    blocks = [-1] * len(pool.groups)
+    try:
+        for group in header.groups:
+            (blocks[group],) = pool.allocators[group].acquire(1)
+        views = {g: pool.copier.block_views(g, blocks[g]) for g in header.groups}
+        cache_file.read_data(file, header, chain.from_iterable(views.values()))
+        for group, filled in views.items():
+            pool.copier.put_block(group, blocks[group], filled)
+        return pool.tree.restore(parent, header.tokens, blocks)
+    finally:
+        for allocator, block in zip(pool.allocators, blocks, strict=True):
+            if block >= 0:
+                allocator.release([block])
+
+
+def restore_state(pool: CachePool, file: BufferedIOBase, header: Header, parent: Node) -> None:
+    """Read a checkpoint into a new slot, if the tree has its node and a slot is to spare.
+
+    Raises DamagedError.
+    """
+    node = pool.tree.child(parent, header.tokens)
+    if node is None or pool.slots.n_free < 2:
+        return
+    slot = pool.slots.acquire()
+    kept = False
+    try:
+        views = pool.copier.state_views(slot)
+        cache_file.read_data(file, header, views)
+        pool.copier.put_state(slot, views)
+        kept = pool.tree.put_state(node, len(header.tokens) // TOKEN_BYTES, slot)
+    finally:
+        if not kept:
+            pool.slots.release(slot)
 
 
 def block_views(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from zinc.backends.api import Backend, Cache, CacheLayout, Program
 from zinc.backends.plans import weights_of
+from zinc.core.env import cache_folder
 from zinc.engine.adapters import AdapterUse
 from zinc.engine.cache_layout import cache_layout
 from zinc.engine.engine import Engine
@@ -91,11 +93,11 @@ class LoadedModel:
         options, backend = self.options, planned.backend
         size = planned.cache_size()
         self.context = size.context
-        folder, digests = options.cache_folder, None
-        if folder is not None:
-            from zinc.engine.identity import TensorDigests, cache_key
+        digests = None
+        if options.saves_prefixes:
+            from zinc.engine.identity import TensorDigests
 
-            digests = TensorDigests(self.file, folder)
+            digests = TensorDigests(self.file, options.cache_folder or _hash_folder())
         weights = weights_of(planned.all_plans)
         upload(self.file, weights, backend, progress, digests, planned.model.adapters)
         layout = _layout(planned, size)
@@ -123,9 +125,11 @@ class LoadedModel:
             kind=self.spec.kind,
             encoder=self.spec.is_encoder,
         )
-        if folder is not None and digests is not None:
+        if digests is not None:
+            from zinc.engine.identity import cache_key
+
             key = cache_key(digests.finish(), planned.plain_plans, layout, backend)
-            engine.keep_on_disk(folder, key, options.cache_bytes)
+            _save_prefixes(engine, options, key)
         arena_bytes = sum(plan.arena_bytes for plan in planned.all_plans)
         self.memory = MemoryReport(backend.weight_bytes, cache.n_bytes, arena_bytes, draft_bytes)
         worker = EngineWorker(engine)
@@ -256,6 +260,24 @@ def _drafter(planned: PlannedModel, cache: Cache) -> NextNDrafter | None:
         return None
     model = planned.model
     return NextNDrafter(programs, cache.layout, model.spec.vocab, model.draft_tokens)
+
+
+def _hash_folder() -> Path:
+    """Return the folder for hashes of weights, if the prefix cache has none."""
+    folder = cache_folder()
+    with suppress(OSError):  # they are then computed at every start
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _save_prefixes(engine: Engine, options: LoadOptions, key: str) -> None:
+    """Keep the prefix cache of `engine` in the store or folder that `options` name."""
+    from zinc.kv.store import FolderStore
+
+    if options.prefix_store is not None:
+        engine.keep_in(options.prefix_store(key), options.cache_bytes, fetch=True)
+    elif options.cache_folder is not None:
+        engine.keep_in(FolderStore(options.cache_folder, key), options.cache_bytes)
 
 
 def _layout(planned: PlannedModel, size: CacheSize) -> CacheLayout:

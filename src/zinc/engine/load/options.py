@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zinc.engine.load.settings import NO_SETTINGS, ModelSettings
 from zinc.models.parts.context import RopeScaling
 from zinc.plan.device_map import DeviceMap
+
+if TYPE_CHECKING:
+    from zinc.kv.store import Store
 
 # Tokens of a step, unless a load says otherwise.
 BATCH_TOKENS = 512
@@ -36,7 +40,8 @@ class LoadOptions:
     take twice the memory otherwise. nextn: load the model's NextN block too. `plan_model` sets both
     where drafts need them.
     nextn_tokens: draft about this many frequent tokens only, which makes a draft faster; 0 for all.
-    lora: adapters that requests may use.
+    lora: adapters that requests may use. prefix_store: returns the store of a cache key, in which
+    this process and others keep prefixes for each other, in place of `cache_dir`.
     """
 
     path: Path | None = None
@@ -63,6 +68,7 @@ class LoadOptions:
     nextn: bool = False
     nextn_tokens: int = 0
     lora: tuple[AdapterOption, ...] = ()
+    prefix_store: Callable[[str], Store] | None = None
 
     @property
     def output_rows(self) -> int:
@@ -73,3 +79,8 @@ class LoadOptions:
     def cache_folder(self) -> Path | None:
         """The folder of the prefix cache; None without a prefix cache."""
         return self.cache_dir if self.prefix_cache else None
+
+    @property
+    def saves_prefixes(self) -> bool:
+        """Whether the prefix cache is saved, in a folder or a store."""
+        return self.prefix_cache and not (self.cache_dir is None and self.prefix_store is None)

@@ -143,6 +143,9 @@ class ServerMetrics:
         self.cached_bytes = gauge("prefix_cache_bytes", "Bytes of the prefix cache.", "model")
         self.cache_lookups = gauge("prefix_cache_lookups", "Lookups of the prefix cache.", "model")
         self.cache_hits = gauge("prefix_cache_hits", "Hits of the prefix cache.", "model")
+        self.fetched_tokens = gauge(
+            "prefix_cache_fetched_tokens", "Tokens fetched from other replicas.", "model"
+        )
         self.kv_bytes = gauge("kv_bytes", "Bytes of the KV cache.", "model")
         self.weights_bytes = gauge("weights_bytes", "Bytes of weights.", "model")
         self.loaded = gauge("model_loaded", "Whether a model is loaded.", "model")
@@ -188,6 +191,7 @@ class ServerMetrics:
             (self.cached_bytes, load.cached_bytes),
             (self.cache_lookups, load.cache_lookups),
             (self.cache_hits, load.cache_hits),
+            (self.fetched_tokens, load.fetched_tokens),
             (self.kv_bytes, memory.kv_bytes),
             (self.weights_bytes, memory.weights_bytes),
         ):

@@ -107,6 +107,7 @@ class Load:
     cached_bytes: int = 0
     cache_lookups: int = 0
     cache_hits: int = 0
+    fetched_tokens: int = 0
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -339,6 +340,7 @@ class Runner:
         load.blocks_used = sum(a.n_held for a in pool.allocators)
         load.cached_bytes = pool.cached_bytes
         load.cache_lookups, load.cache_hits = pool.stats.lookups, pool.stats.hits
+        load.fetched_tokens = pool.stats.fetched_tokens
 
     def _send(self, batch: list[tuple[Generation, list[Item]]]) -> None:
         if not batch:
