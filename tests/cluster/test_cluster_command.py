@@ -10,8 +10,10 @@ import pytest
 
 from zinc.cli.main import main
 from zinc.cluster import config_file
+from zinc.cluster.memory import replica_memory
 from zinc.cluster.options import ClusterOptions
 from zinc.core.errors import RequestError
+from zinc.engine.load.files import resolve_model
 
 
 def without(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
@@ -118,3 +120,33 @@ def test_a_replica_has_the_threads_of_its_share_and_the_server_s_options():
     assert (config.load.threads, config.load.context, config.max_waiting) == (2, 1024, 7)
     assert not config.allow_pull
     assert ClusterOptions(serve={"threads": 5}).server_config().load.threads == 5
+
+
+def test_a_replica_asks_for_the_memory_of_its_models():
+    one = replica_memory(ClusterOptions())
+    model = str(resolve_model(None))
+    two = replica_memory(ClusterOptions(serve={"models": [f"a={model}", f"b={model}"]}))
+    assert one > Path(model).stat().st_size
+    process = 2 * one - two  # what a server takes without a model
+    assert 0 < process < one
+    longer = replica_memory(ClusterOptions(serve={"context": 4096}))
+    assert replica_memory(ClusterOptions(serve={"context": 64})) < longer
+    both = {"models": [f"a={model}", f"b={model}"]}
+    assert replica_memory(ClusterOptions(serve={**both, "memory_budget": 1})) == one
+    assert replica_memory(ClusterOptions(serve={**both, "memory_budget": 1 << 40})) == two
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"gpus": 1}, {"serve": {"models": ["missing.gguf"]}}, {"serve": {"backend": "cuda"}}],
+)
+def test_memory_that_is_unknown_is_not_asked_for(options):
+    assert replica_memory(ClusterOptions(**options)) == 0
+
+
+def test_the_config_file_has_the_memory_of_a_replica(capsys):
+    assert main(["cluster", "yaml"]) == 0
+    options = parsed(capsys.readouterr().out)["applications"][0]["args"]
+    assert options == {"memory": replica_memory(ClusterOptions())}
+    assert main(["cluster", "yaml", "--memory", "2G"]) == 0
+    assert parsed(capsys.readouterr().out)["applications"][0]["args"] == {"memory": 2 << 30}

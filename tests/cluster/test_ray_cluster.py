@@ -94,6 +94,10 @@ OFFICIAL = {"openai": chat_with_openai, "anthropic": chat_with_anthropic}
 def test_a_cluster_starts_answers_and_stops(cluster: Cluster, tmp_path):
     failed = cluster("up", "--replicas", "5")
     assert "there is no room for 5 replicas" in failed.stderr
+    failed = cluster("up", "--memory", "100T")
+    assert (
+        "there is no room for a replica: each takes 1 CPU and 110.0 TB of memory" in failed.stderr
+    )
     missing = cluster("up", str(tmp_path / "missing.gguf"))
     assert missing.returncode == 1
     assert "a replica cannot start" in missing.stderr

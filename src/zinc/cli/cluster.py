@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from zinc.cli import cluster_simulate, serve, usage
@@ -75,6 +75,13 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
         default=0.0,
         metavar="X",
         help="GPUs of a replica (default: none)",
+    )
+    group.add_argument(
+        "--memory",
+        type=serve.size,
+        metavar="SIZE",
+        help="memory of a replica, by which Ray chooses its machine "
+        "(default: that of its models, if they are on this machine)",
     )
     usage.add_number(group, "--fronts", usage.count, 1, "processes that forward requests")
     drain = "time for running answers when a replica is replaced"
@@ -146,7 +153,7 @@ def _print_status(status: object, as_json: bool) -> int:
 def _options(args: argparse.Namespace) -> ClusterOptions:
     from zinc.cluster.options import ClusterOptions, serve_options, shared_folder
 
-    return ClusterOptions(
+    options = ClusterOptions(
         serve=serve_options(args),
         replicas=0 if args.max_replicas else args.replicas,
         min_replicas=args.replicas,
@@ -159,3 +166,8 @@ def _options(args: argparse.Namespace) -> ClusterOptions:
         router=args.router,
         share_prefixes=args.share_prefixes and shared_folder(args.share_prefixes),
     )
+    if args.memory is not None:
+        return replace(options, memory=args.memory)
+    from zinc.cluster.memory import replica_memory
+
+    return replace(options, memory=replica_memory(options))

@@ -169,6 +169,9 @@ def build(args: Mapping[str, Any]) -> Any:
     options = ClusterOptions.of(args)
     given = options.changed()
     # Ray replaces replicas whose arguments changed, so a replica gets only the options it reads.
+    resources = {"num_cpus": options.cpus, "num_gpus": options.gpus}
+    if options.memory:
+        resources["memory"] = options.memory
     read = ("serve", "cpus", "gpus", "share_prefixes")
     replica = {name: given[name] for name in read if name in given}
     engine = serve.deployment(EngineDeployment).options(
@@ -180,7 +183,7 @@ def build(args: Mapping[str, Any]) -> Any:
         logging_config=_LOGGING,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=options.drain_s,
-        ray_actor_options={"num_cpus": options.cpus, "num_gpus": options.gpus},
+        ray_actor_options=resources,
         request_router_config=RequestRouterConfig(
             request_router_class=PrefixRouter,
             request_router_kwargs={"mode": options.router},

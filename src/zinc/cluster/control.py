@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus
 
+from zinc.cli.text import size
 from zinc.cluster.app import APPLICATION, ENGINE, build
 from zinc.cluster.options import ClusterOptions
 from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, ZincError
@@ -125,7 +126,7 @@ def down() -> None:
 def _check_room(options: ClusterOptions) -> None:
     """Raise MemoryLimitError if no machine of Ray has room for a replica, or all for too few."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    needed = {"CPU": options.cpus, "GPU": options.gpus}
+    needed = {"CPU": options.cpus, "GPU": options.gpus, "memory": options.memory}
     needed = {name: share for name, share in needed.items() if share}
     room = sum(
         min(int(node.get(name, 0) / share + 1e-6) for name, share in needed.items())
@@ -134,12 +135,15 @@ def _check_room(options: ClusterOptions) -> None:
     count = options.replicas or options.min_replicas
     if room >= count:
         return
-    share = " and ".join(f"{share:g} {name}" for name, share in needed.items())
+    shares = [f"{share:g} {name}" for name, share in needed.items() if name != "memory"]
+    if options.memory:
+        shares.append(f"{size(options.memory)} of memory")
     raise MemoryLimitError(
         f"there is no room for {count} replicas" if room else "there is no room for a replica",
-        f"each takes {share}, and the {len(nodes)} machines of Ray have room for {room}",
-        "start fewer {replicas}, give each less with {cpus} or {gpus}, or join more machines with "
-        "`ray start --address`",
+        f"each takes {' and '.join(shares)}, and the {len(nodes)} machines of Ray have room for "
+        f"{room}",
+        "start fewer {replicas}, give each less with {cpus}, {gpus} or {memory}, or join more "
+        "machines with `ray start --address`",
     )
 
 

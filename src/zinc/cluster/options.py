@@ -35,10 +35,11 @@ class ClusterOptions:
 
     serve: options of the replicas' servers. replicas: number of replicas (0: between `min_replicas`
     and `max_replicas`, by the length of the queue). queue: requests of one replica at which more
-    replicas are started. cpus, gpus: share of a machine that a replica takes. fronts: processes
-    that forward requests. drain_s: time for running answers when a replica is replaced. router:
-    "prefix", "load" or "random". share_prefixes: "memory", or a folder that all machines have, from
-    which replicas fetch prefixes that others have run; "" for none.
+    replicas are started. cpus, gpus: share of a machine that a replica takes. memory: bytes of host
+    memory that a replica takes, 0 if that is unknown. fronts: processes that forward requests.
+    drain_s: time for running answers when a replica is replaced. router: "prefix", "load" or
+    "random". share_prefixes: "memory", or a folder that all machines have, from which replicas
+    fetch prefixes that others have run; "" for none.
     """
 
     serve: Mapping[str, Any] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class ClusterOptions:
     queue: int = 4
     cpus: float = 1.0
     gpus: float = 0.0
+    memory: int = 0
     fronts: int = 1
     drain_s: float = 300.0
     router: str = "prefix"
