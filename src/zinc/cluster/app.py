@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import ray
 from ray import serve
+from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
@@ -82,11 +83,38 @@ class EngineDeployment:
             await self._replica.close()
 
 
-class DirectoryDeployment(Directory):
-    """The directory of shared prefixes as a Serve deployment."""
+class DirectoryDeployment:
+    """A Serve deployment that keeps the directory of shared prefixes running.
+
+    The directory is an actor of its own, since calls of deployments take milliseconds.
+    """
 
     def __init__(self) -> None:
-        super().__init__(int(_SHARED_PART * ray.cluster_resources().get("object_store_memory", 0)))
+        limit_bytes = int(_SHARED_PART * ray.cluster_resources().get("object_store_memory", 0))
+        self._actor = ray.remote(num_cpus=0)(Directory).remote(limit_bytes)
+
+    def actor(self) -> ActorHandle:
+        """Return the directory."""
+        return self._actor
+
+
+class _DirectoryCalls:
+    """Calls of the directory that a deployment keeps; any thread may call."""
+
+    def __init__(self, deployment: DeploymentHandle) -> None:
+        self._deployment = deployment
+        self._actor: ActorHandle | None = None
+
+    def __call__(self, method: str, *args: object) -> Any:
+        """Call a method. Raises OSError."""
+        with _ray_errors():
+            if self._actor is None:
+                self._actor = self._deployment.actor.remote().result(timeout_s=_STORE_S)
+            try:
+                return ray.get(getattr(self._actor, method).remote(*args), timeout=_STORE_S)
+            except RayError:
+                self._actor = None  # there is another one when the deployment has started again
+                raise
 
 
 def _prefix_store(shared: str, directory: DeploymentHandle | None) -> Callable[[str], Store]:
@@ -99,11 +127,8 @@ def _prefix_store(shared: str, directory: DeploymentHandle | None) -> Callable[[
         check_folder(folder)
         return partial(FolderStore, folder)
 
-    def call(method: str, *args: object) -> Any:
-        with _ray_errors():
-            return getattr(directory, method).remote(*args).result(timeout_s=_STORE_S)
-
-    return lambda key: SharedStore(key, _ObjectStore(), call)
+    calls = _DirectoryCalls(directory)
+    return lambda key: SharedStore(key, _ObjectStore(), calls)
 
 
 class _ObjectStore:
