@@ -35,7 +35,7 @@ class MemoryStore:
         self.gate = threading.Event()
         self.gate.set()
         self.error = None
-        self.n_read = 0
+        self.n_read = self.n_asked = 0
 
     def write(self, header, data):
         self.files[header.name] = cache_file.file_start(self.key, header, data) + data
@@ -47,6 +47,7 @@ class MemoryStore:
         self.files.pop(name, None)
 
     def find(self, names):
+        self.n_asked += 1
         if self.error is not None:
             raise self.error
         return {name: Entry(name, len(self.files[name])) for name in names if name in self.files}

@@ -194,3 +194,13 @@ def test_rates_follow_what_is_measured():
         rates.fetched(0, 1.0)
     assert rates.find_s == pytest.approx(1.0, rel=1e-3)
     assert rates.byte_s == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_looked_up_that_no_file_can_have(kind):
+    store = MemoryStore()
+    e = engine(kind, store)
+    for first in (1, 2):
+        check(kind, e, [first] * (BLOCK - 1))
+    assert store.n_asked == 0
+    e.close()

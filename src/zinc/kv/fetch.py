@@ -214,6 +214,9 @@ class PrefixFetcher:
                 fetch.states.append(_File(name + STATE, i, end))
                 if end % pool.block_tokens:
                     fetch.tails.append(_File(name + BLOCK, i, end))
+        if not (fetch.states if pool.recurrent else fetch.blocks):
+            fetch.cancel()
+            return fetch
         self._fetches.append(fetch)
         self._threads.submit(self._read, fetch)
         return fetch
