@@ -216,10 +216,17 @@ class Heads:
     k_dim: int = 32
     v_dim: int = 32
     grouped: bool = False
+    per_channel: bool = False
+    floor: float = 0.0
+
+    @property
+    def channels(self) -> int:
+        return self.k_dim if self.per_channel else 1
 
     @property
     def floats(self) -> int:
-        return self.n_v * (self.k_dim * self.v_dim + CHUNK * (self.k_dim + self.v_dim + 1))
+        rows = self.k_dim + self.v_dim + self.channels
+        return self.n_v * (self.k_dim * self.v_dim + CHUNK * rows)
 
     def key_head(self, head: int) -> int:
         return head // (self.n_v // self.n_k) if self.grouped else head % self.n_k
@@ -228,13 +235,15 @@ class Heads:
 def delta_op(lengths: Sequence[int], h: Heads, pace: float = 0.2) -> Op:
     n = sum(lengths)
     qkv = normal(0, n, 2 * h.n_k * h.k_dim + h.n_v * h.v_dim)
-    alpha, beta = 2 * normal(1, n, h.n_v), 2 * normal(2, n, h.n_v)
-    a, bias = -pace * np.exp(normal(3, h.n_v)), normal(4, h.n_v)
+    alpha, beta = 2 * normal(1, n, h.n_v * h.channels), 2 * normal(2, n, h.n_v)
+    a, bias = -pace * np.exp(normal(3, h.n_v)), normal(4, h.n_v * h.channels)
     attrs: dict[str, float] = {
         "n_k_heads": h.n_k,
         "n_v_heads": h.n_v,
         "k_dim": h.k_dim,
         "v_dim": h.v_dim,
+        "per_channel": int(h.per_channel),
+        "floor": h.floor,
     }
     return Op(
         "delta_rule",
@@ -249,9 +258,10 @@ def delta_op(lengths: Sequence[int], h: Heads, pace: float = 0.2) -> Op:
 def recurrence(op: Op, h: Heads, lengths: Sequence[int], pace: float = 0.2) -> Floats:
     """Return the output by the definition, in float64."""
     qkv, alpha, beta = (x.astype(np.float64) for x in op.rows)
-    a, bias = -pace * np.exp(normal(3, h.n_v)), normal(4, h.n_v)
+    a, bias = -pace * np.exp(normal(3, h.n_v)), normal(4, h.n_v * h.channels)
     out = np.empty((len(qkv), h.n_v, h.v_dim))
-    g = np.exp(a.astype(np.float32) * np.logaddexp(0, alpha + bias))
+    x, a = (alpha + bias).reshape(len(qkv), h.n_v, h.channels), a.astype(np.float32)[:, None]
+    g = np.exp(h.floor * sigmoid(a * x) if h.floor else a * np.logaddexp(0, x))
     for _, part in whole(lengths):
         S = np.zeros((h.n_v, h.k_dim, h.v_dim))
         for t, head in itertools.product(part, range(h.n_v)):
@@ -260,7 +270,7 @@ def recurrence(op: Op, h: Heads, lengths: Sequence[int], pace: float = 0.2) -> F
             q, k = (x[at : at + h.k_dim] for x in (q, k))
             q, k = (x / np.sqrt((x * x).sum() + 1e-6) for x in (q, k))
             v = v[head * h.v_dim : (head + 1) * h.v_dim]
-            S[head] *= g[t, head]
+            S[head] *= g[t, head][:, None]
             d = sigmoid(beta[t, head]) * (v - k @ S[head])
             S[head] += np.outer(k, d)
             out[t, head] = q @ S[head] / np.sqrt(h.k_dim)
@@ -273,6 +283,8 @@ SHAPES = [
     Heads(n_k=1, n_v=3, k_dim=20, v_dim=48),
     Heads(n_k=2, n_v=6, k_dim=33, v_dim=16, grouped=True),
     Heads(n_k=1, n_v=1, k_dim=64, v_dim=208),
+    Heads(n_k=1, n_v=2, k_dim=128, v_dim=128, per_channel=True),
+    Heads(n_k=2, n_v=4, k_dim=33, v_dim=48, per_channel=True, floor=-5.0),
 ]
 
 
@@ -284,9 +296,12 @@ def test_delta_rule(level: str, h: Heads) -> None:
     assert relative_error(got, recurrence(op, h, lengths)) < 1e-5
 
 
+@pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("pace", [1e-4, 3.0, 100.0])
-def test_delta_rule_that_forgets_slowly_or_at_once(level: str, pace: float) -> None:
-    h, lengths = Heads(), (200,)
+def test_delta_rule_that_forgets_slowly_or_at_once(
+    level: str, pace: float, per_channel: bool
+) -> None:
+    h, lengths = Heads(per_channel=per_channel), (200,)
     op = delta_op(lengths, h, pace)
     got = op.run(level, [whole(lengths)]).rows
     assert relative_error(got, recurrence(op, h, lengths, pace)) < 2e-5
@@ -305,11 +320,12 @@ def test_delta_rule_of_extreme_gates(level: str) -> None:
 @pytest.mark.parametrize("size", [1, 2, 7, 15, 16, 17, 40])
 def test_delta_rule_does_not_depend_on_cuts(level: str, size: int) -> None:
     lengths = (70, 3, 33)
-    op = delta_op(lengths, Heads())
-    want = op.run(level, [whole(lengths)]).rows
-    for threads in (1, 3):
-        got = op.run(level, cut(lengths, lambda _: size), threads=threads)
-        np.testing.assert_array_equal(got.rows, want)
+    for heads in (Heads(), Heads(per_channel=True)):
+        op = delta_op(lengths, heads)
+        want = op.run(level, [whole(lengths)]).rows
+        for threads in (1, 3):
+            got = op.run(level, cut(lengths, lambda _: size), threads=threads)
+            np.testing.assert_array_equal(got.rows, want)
 
 
 @settings(max_examples=15, deadline=None)
@@ -358,12 +374,15 @@ def rows_op(name: str, cols: int, *, gate_cols: int | None = None, n: int = 9) -
 
 
 @pytest.mark.parametrize("aliased", [False, True])
-@pytest.mark.parametrize(("cols", "gate_cols"), [(64, 64), (64, 1), (33, 33), (7, 1), (9000, 1)])
+@pytest.mark.parametrize(
+    ("cols", "gate_cols"), [(64, 64), (64, 1), (33, 33), (7, 1), (9000, 1), (66, 3), (9000, 9)]
+)
 def test_gate(level: str, cols: int, gate_cols: int, aliased: bool) -> None:
     op = rows_op("gate", cols, gate_cols=gate_cols)
     op.aliased = aliased
     x, g = op.rows
-    assert relative_error(op.run(level, [whole((9,))]).rows, x * sigmoid(g)) < 1e-6
+    want = x * np.repeat(sigmoid(g), cols // gate_cols, axis=1)
+    assert relative_error(op.run(level, [whole((9,))]).rows, want) < 1e-6
 
 
 @pytest.mark.parametrize("cols", [7, 33, 64, 256, 4096])
@@ -442,7 +461,7 @@ def test_a_model_with_heads_of_an_unsupported_size_is_refused(level: str) -> Non
 
 
 def test_bad_operands_of_gates(level: str) -> None:
-    refused(level, rows_op("gate", 64, gate_cols=32), "g must have one column or those of x")
+    refused(level, rows_op("gate", 64, gate_cols=24), "the columns of g must divide those of x")
     op = rows_op("gated_norm", 64)
     refused(
         level,

@@ -284,8 +284,8 @@ class Graph:
         return self._make("sample", [logits], 2, Dim.OUTPUTS)
 
     def gate(self, x: Value, g: Value) -> Value:
-        """Return x * sigmoid(g). g has the columns of x, or one column for the whole row."""
-        assert g.cols in (1, x.cols)
+        """Return x * sigmoid(g), where each column of g scales a run of as many columns of x."""
+        assert x.cols % g.cols == 0
         return self._make("gate", [x, g], x.cols, x.dim)
 
     def gated_norm(
@@ -349,14 +349,19 @@ class Graph:
         k_dim: int,
         v_dim: int,
         grouped: bool,
+        floor: float = 0.0,
     ) -> Value:
         """Run the gated delta rule on rows [q heads | k heads | v heads] (zinc.ops.recurrent).
 
-        alpha and beta have a column, decay and decay_bias an element for each value head. A value
-        head reads key head h // (n_v_heads / n_k_heads) if `grouped`, else h mod n_k_heads.
+        beta has a column, decay an element for each value head, and so do alpha and decay_bias, or
+        they have k_dim of them for each. A value head reads key head h // (n_v_heads / n_k_heads)
+        if `grouped`, else h mod n_k_heads. floor: the lowest logarithm of a decay, 0 for none.
         """
-        n_v_heads = alpha.cols
-        assert beta.cols == decay.cols == decay_bias.cols == n_v_heads
+        n_v_heads = decay.cols
+        channels = alpha.cols // n_v_heads
+        assert beta.cols == n_v_heads
+        assert alpha.cols == decay_bias.cols == channels * n_v_heads
+        assert channels in (1, k_dim)
         assert qkv.cols == 2 * n_k_heads * k_dim + n_v_heads * v_dim
         return self._make(
             "delta_rule",
@@ -368,6 +373,8 @@ class Graph:
             k_dim=k_dim,
             v_dim=v_dim,
             grouped=int(grouped),
+            **({"per_channel": 1} if channels > 1 else {}),
+            **({"floor": floor} if floor else {}),
         )
 
     def ssm_scan(

@@ -89,9 +89,17 @@ def concat_heads(step: Step, attrs: Attrs, a: FloatArray, b: FloatArray) -> Sequ
 
 
 def _gate_cases() -> Iterator[Case]:
-    for cols in (1, 64):
+    for cols in (1, 4, 64):
         case = Case(f"{cols}")
         yield case.returns(case.graph.gate(case.rows(64), case.rows(cols, scale=3.0)))
+    case = Case("3of66")
+    yield case.returns(case.graph.gate(case.rows(66), case.rows(3, scale=3.0)))
+
+
+def _gate_division(node: Node) -> Division:
+    """Return the division by columns of g. All columns of x share a gate of one column."""
+    cols = node.rows("g").cols
+    return Division(node.outputs[0].cols, frozenset({"g"})) if cols == 1 else Division(cols)
 
 
 @op(
@@ -101,10 +109,12 @@ def _gate_cases() -> Iterator[Case]:
     cases=_gate_cases,
     row_wise=True,
     stores_formats=True,
-    division=lambda node: Division(
-        node.outputs[0].cols, frozenset({"g"}) if node.rows("g").cols == 1 else frozenset()
-    ),
+    division=_gate_division,
 )
 def gate(step: Step, attrs: Attrs, x: FloatArray, g: FloatArray) -> Sequence[FloatArray]:
-    """Return x * sigmoid(g). g has the columns of x, or one column for the whole row."""
-    return [(x * sigmoid(g.astype(np.float64))).astype(np.float32)]
+    """Return x * sigmoid(g), where each column of g scales a run of as many columns of x.
+
+    A gate for each head has a column for each, that of a whole row has one.
+    """
+    factor = np.repeat(sigmoid(g.astype(np.float64)), x.shape[1] // g.shape[1], axis=1)
+    return [(x * factor).astype(np.float32)]

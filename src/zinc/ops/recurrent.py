@@ -1,5 +1,8 @@
 """Ops with recurrent state: Gated DeltaNet (Yang et al., arXiv:2412.06464).
 
+Kimi Delta Attention (Kimi Team 2025, arXiv:2510.26692) is the same with a decay for each channel of
+the keys instead of one for each head.
+
 A layer is causal_conv (zinc.ops.convolution) over [q | k | v], delta_rule over its result, and
 gated_norm. The rows of a step may belong to several sequences. Each op finds the state of a
 sequence by `Step.state_slot`, processes its rows in order and stores the new state. A sequence
@@ -34,12 +37,26 @@ L2_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
-    """The head sizes of a delta rule: n_v_heads states [k_dim, v_dim] share n_k_heads keys."""
+    """The head sizes of a delta rule: n_v_heads states [k_dim, v_dim] share n_k_heads keys.
+
+    per_channel: each row of a state decays by itself, else all rows alike.
+    """
 
     n_k_heads: int
     n_v_heads: int
     k_dim: int
     v_dim: int
+    per_channel: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Decays of a head."""
+        return self.k_dim if self.per_channel else 1
+
+    @property
+    def decay_cols(self) -> int:
+        """Decays of all heads."""
+        return self.n_v_heads * self.channels
 
     @property
     def k_cols(self) -> int:
@@ -66,13 +83,14 @@ class DeltaShape:
         S  [k_dim, v_dim]  after the last whole chunk
         k  [k_dim, CHUNK]  of later positions: position p is column p mod CHUNK
         d  [CHUNK, v_dim]
-        g  [CHUNK]
+        g  [channels, CHUNK]
 
         With `rollback`, a slot is two of these halves. Chunk c uses half c mod 2: S there is the
         state before the chunk. The end of a chunk writes the new S to the other half, so the old
         one stays valid until the next chunk ends.
         """
-        return self.n_v_heads * (self.k_dim * self.v_dim + CHUNK * (self.k_dim + self.v_dim + 1))
+        later = CHUNK * (self.k_dim + self.v_dim + self.channels)
+        return self.n_v_heads * (self.k_dim * self.v_dim + later)
 
 
 # -- delta rule ------------------------------------------------------------------------------------
@@ -84,7 +102,7 @@ def _delta_cost(node: Node) -> Cost:
     shape = delta_shape(node.attrs)
     inside = CHUNK // 2 * (3 * shape.v_cols + 2 * shape.n_v_heads * shape.k_dim)
     return Cost(
-        row_bytes=4 * (qkv.cols + 2 * shape.n_v_heads + out.cols),
+        row_bytes=4 * (qkv.cols + shape.decay_cols + shape.n_v_heads + out.cols),
         row_flops=6 * shape.matrix_floats + 2 * inside,
         sequence_bytes=4 * shape.state_floats,
     )
@@ -97,21 +115,26 @@ def delta_case(
     *,
     grouped: bool = False,
     pace: float = 1.0,
+    floor: float = 0.0,
 ) -> Case:
-    """Return a case with random rows. `pace` scales how fast the state decays."""
+    """Return a case with random rows. `pace` scales how fast the state decays.
+
+    floor: the lowest log g, 0 for none.
+    """
     case = Case(name, sum(lengths), sequences=lengths)
     heads = shape.n_v_heads
     out = case.graph.delta_rule(
         case.rows(shape.qkv_cols),
-        case.rows(heads, scale=2.0),
+        case.rows(shape.decay_cols, scale=2.0),
         case.rows(heads, scale=2.0),
         case.given(-pace * np.exp(case.rng.standard_normal(heads)).astype(np.float32)),
-        case.vector(heads),
+        case.vector(shape.decay_cols),
         RecurrentState("delta", shape.state_floats),
         n_k_heads=shape.n_k_heads,
         k_dim=shape.k_dim,
         v_dim=shape.v_dim,
         grouped=grouped,
+        floor=floor,
     )
     return case.returns(out)
 
@@ -122,6 +145,9 @@ def _delta_cases() -> Iterator[Case]:
     yield delta_case("grouped", DeltaShape(2, 6, 48, 16), (70, 3), grouped=True, pace=0.2)
     yield delta_case("equal", DeltaShape(3, 3, 128, 128), (1, 1, 40), pace=0.2)
     yield delta_case("forgetful", DeltaShape(1, 2, 32, 32), (100,), pace=40.0)
+    yield delta_case("channels", DeltaShape(2, 2, 32, 48, True), (1, 33, 64, 5), pace=0.2)
+    yield delta_case("channels-shared", DeltaShape(2, 4, 128, 32, True), (20,), pace=20.0)
+    yield delta_case("channels-floor", DeltaShape(2, 2, 16, 16, True), (70, 3), floor=-5.0)
 
 
 def _delta_division(node: Node) -> Division:
@@ -136,7 +162,8 @@ def _delta_division(node: Node) -> Division:
         shape.n_k_heads,
         sections={
             "qkv": (shape.k_cols, shape.k_cols, *(values,) * each),
-            **dict.fromkeys(("alpha", "beta", "decay", "decay_bias"), (heads,) * each),
+            **dict.fromkeys(("beta", "decay"), (heads,) * each),
+            **dict.fromkeys(("alpha", "decay_bias"), (heads * shape.channels,) * each),
             "out": (values,) * each,
         },
         counts=("n_k_heads", "n_v_heads"),
@@ -178,6 +205,10 @@ def delta_rule(
         q, k = q / |q| / sqrt(k_dim), k / |k|
         S = g S,  d = b (v - S^T k),  S = S + k d^T,  o = S^T q
 
+    With the attribute `per_channel`, alpha and decay_bias have an element for each column of the
+    keys of a value head, and so has g, which multiplies the rows of S. With the attribute `floor`,
+    the decay has a lower bound: g = exp(floor * sigmoid(decay * (alpha + decay_bias))).
+
     Rows are [q of each key head | k of each key head | v of each value head]. The state is S in
     float32; with `rollback` it is that of `delta_rule_in_chunks`, which then runs instead.
 
@@ -191,13 +222,13 @@ def delta_rule(
         return delta_rule_in_chunks(step, attrs, qkv, alpha, beta, decay, decay_bias, state)
     shape = delta_shape(attrs)
     q, k, v = _heads(qkv, shape, bool(attrs["grouped"]))
-    g, b = np.exp(_log_decay(alpha, decay, decay_bias)), sigmoid(beta.astype(np.float64))
+    g, b = _decay(attrs, alpha, decay, decay_bias), sigmoid(beta.astype(np.float64))
     o = np.empty((len(qkv), shape.n_v_heads, shape.v_dim), np.float32)
     for s, span in sequences(step):
         stored = slot_views(state.at(step, s), shape)[0]
         matrix = stored.astype(np.float64)
         for t in range(span.start, span.stop):
-            matrix *= g[t, :, None, None]
+            matrix *= g[t, :, :, None]
             d = b[t, :, None] * (v[t] - np.matmul(k[t, :, None], matrix)[:, 0])
             matrix += k[t, :, :, None] * d[:, None]
             o[t] = np.matmul(q[t, :, None], matrix)[:, 0]
@@ -228,10 +259,11 @@ def delta_rule_in_chunks(
     the sum over j < t goes row by row. Row t does not depend on later rows, so a chunk may stop at
     any row, keep k, d and g of its rows in the slot and continue in the next step. G_t / G_j is a
     product of factors up to 1: differences of sums of log g would lose precision with a fast decay.
+    Decays for each channel scale the columns of k_t and q_t there: (G_t / G_j k_j) . k_t.
     """
     shape = delta_shape(attrs)
     q, k_rows, v = _heads(qkv, shape, bool(attrs["grouped"]))
-    g, b = np.exp(_log_decay(alpha, decay, decay_bias)), sigmoid(beta.astype(np.float64))
+    g, b = _decay(attrs, alpha, decay, decay_bias), sigmoid(beta.astype(np.float64))
     o = np.empty((len(qkv), shape.n_v_heads, shape.v_dim), np.float32)
     for s, span in sequences(step):
         halves = state.at(step, s).reshape(2 if attrs.get("rollback") else 1, -1)
@@ -241,34 +273,47 @@ def delta_rule_in_chunks(
             matrix, k_kept, d, g_kept = slot_views(halves[chunk % len(halves)], shape)
             n = min(CHUNK - old, span.stop - at)
             new, end = slice(at, at + n), old + n
-            k_kept[:, :, old:end], g_kept[:, old:end] = k_rows[new].transpose(1, 2, 0), g[new].T
-            ratio, whole = decay_products(g_kept[:, :end])
-            left = ratio[:, -1]  # [heads, rows], decay from each row to the end of the chunk
-            ratio, whole = ratio[:, old:], whole[:, old:, None]
+            k_kept[:, :, old:end] = k_rows[new].transpose(1, 2, 0)
+            g_kept[:, :, old:end] = g[new].transpose(1, 2, 0)
+            ratio, whole = decay_products(g_kept[:, :, :end])
+            left = ratio[:, :, -1]  # [heads, channels, rows], from each row to the end of the chunk
+            ratio, whole = ratio[:, :, old:], whole[:, :, old:].transpose(0, 2, 1)
             k, k_new, q_new = k_kept[:, :, :end], k_rows[new], q[new].transpose(1, 0, 2)
             k_new = k_new.transpose(1, 0, 2)
-            k_by_k, k_by_q = ratio * (k_new @ k), ratio * (q_new @ k)
-            rest = v[new].transpose(1, 0, 2) - whole * (k_new @ matrix)
+            k_by_k, k_by_q = _decayed(ratio, k_new, k), _decayed(ratio, q_new, k)
+            rest = v[new].transpose(1, 0, 2) - (whole * k_new) @ matrix
             for i in range(n):
                 known = k_by_k[:, i, None, : old + i] @ d[:, : old + i]
                 d[:, old + i] = b[at + i, :, None] * (rest[:, i] - known[:, 0])
-            mixed = whole * (q_new @ matrix) + k_by_q @ d[:, :end]
+            mixed = (whole * q_new) @ matrix + k_by_q @ d[:, :end]
             o[new] = mixed.transpose(1, 0, 2)
             if end == CHUNK:
                 after = slot_views(halves[(chunk + 1) % len(halves)], shape)[0]
-                after[:] = whole[:, -1:] * matrix + (k * left[:, None]) @ d
+                after[:] = whole[:, -1, :, None] * matrix + (k * left) @ d
             at, position = at + n, position + n
     return [o.reshape(len(o), -1)]
 
 
 def decay_products(g: FloatArray) -> tuple[Float64Array, Float64Array]:
-    """Return G_t / G_j [heads, t, j], 0 for j > t, and G_t [heads, t], from g [heads, rows]."""
-    heads, n = g.shape
-    decay = np.zeros((heads, n, n))
+    """Return G_t / G_j [..., t, j], 0 for j > t, and G_t [..., t], from g [..., rows]."""
+    n = g.shape[-1]
+    decay = np.zeros((*g.shape, n))
     for t in range(n):
-        decay[:, t] = decay[:, t - 1] * g[:, t, None]
-        decay[:, t, t] = 1.0
-    return decay, np.cumprod(g, axis=1, dtype=np.float64)
+        decay[..., t, :] = decay[..., t - 1, :] * g[..., t, None]
+        decay[..., t, t] = 1.0
+    return decay, np.cumprod(g, axis=-1, dtype=np.float64)
+
+
+def _decayed(ratio: Float64Array, rows: Float64Array, k: FloatArray) -> Float64Array:
+    """Return the products [heads, t, j] of rows [heads, t, k_dim] with keys k [heads, k_dim, j].
+
+    ratio [heads, channels, t, j]: the decay from row j to row t.
+    """
+    if ratio.shape[1] == 1:
+        found: Float64Array = ratio[:, 0] * (rows @ k)
+    else:
+        found = np.einsum("hctj,htc,hcj->htj", ratio, rows, k, optimize=True)
+    return found
 
 
 def slot_views(state: FloatArray, shape: DeltaShape) -> tuple[FloatArray, ...]:
@@ -279,7 +324,7 @@ def slot_views(state: FloatArray, shape: DeltaShape) -> tuple[FloatArray, ...]:
         (shape.k_dim, shape.v_dim),
         (shape.k_dim, CHUNK),
         (CHUNK, shape.v_dim),
-        (CHUNK,),
+        (shape.channels, CHUNK),
     ):
         n = math.prod(dims)
         views.append(heads[:, at : at + n].reshape(shape.n_v_heads, *dims))
@@ -289,7 +334,10 @@ def slot_views(state: FloatArray, shape: DeltaShape) -> tuple[FloatArray, ...]:
 
 def delta_shape(attrs: Attrs) -> DeltaShape:
     """Return the sizes in the attributes of a node."""
-    return DeltaShape(*(int(attrs[x]) for x in ("n_k_heads", "n_v_heads", "k_dim", "v_dim")))
+    n_k_heads, n_v_heads, k_dim, v_dim = (
+        int(attrs[x]) for x in ("n_k_heads", "n_v_heads", "k_dim", "v_dim")
+    )
+    return DeltaShape(n_k_heads, n_v_heads, k_dim, v_dim, "per_channel" in attrs)
 
 
 def _heads(
@@ -315,10 +363,12 @@ def _spread(x: Float64Array, shape: DeltaShape, grouped: bool) -> Float64Array:
     return np.repeat(x, times, axis=1) if grouped else np.tile(x, (1, times, 1))
 
 
-def _log_decay(alpha: FloatArray, a: FloatArray, bias: FloatArray) -> Float64Array:
-    """Return log g = a * softplus(alpha + bias), without overflow."""
-    decay: Float64Array = np.multiply(a, np.logaddexp(0.0, alpha + bias, dtype=np.float64))
-    return decay
+def _decay(attrs: Attrs, alpha: FloatArray, a: FloatArray, bias: FloatArray) -> Float64Array:
+    """Return g [tokens, n_v_heads, channels] (see `delta_rule`), without overflow."""
+    x = np.add(alpha, bias, dtype=np.float64).reshape(len(alpha), len(a), -1)
+    rate = a[:, None].astype(np.float64)
+    floor = float(attrs.get("floor", 0.0))
+    return np.exp(floor * sigmoid(rate * x) if floor else rate * np.logaddexp(0.0, x))
 
 
 # -- gated norm ------------------------------------------------------------------------------------

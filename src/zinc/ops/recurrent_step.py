@@ -71,6 +71,8 @@ def delta_step_case(
 
 def _fused(conv: Node, delta: Node, norm: Node) -> Node | None:
     """Return the fused node of the three ops of a layer, None for other kinds of them."""
+    if "per_channel" in delta.attrs or "floor" in delta.attrs:
+        return None
     if conv.input("bias") is not None or not conv.attrs["silu"] or norm.attrs["gate_first"]:
         return None
     names = ("alpha", "beta", "decay", "decay_bias", "state")

@@ -154,9 +154,9 @@ def ssm_scan_in_chunks(
             matrix, b_kept, d, g_kept = slot_views(halves[chunk % len(halves)], shape)
             n = min(CHUNK - old, span.stop - at)
             new, end = slice(at, at + n), old + n
-            b_kept[:, :, old:end], g_kept[:, old:end] = b[new].transpose(1, 2, 0), g[new].T
+            b_kept[:, :, old:end], g_kept[:, 0, old:end] = b[new].transpose(1, 2, 0), g[new].T
             d[:, old:end] = (paces[new, :, None] * x[new]).transpose(1, 0, 2)
-            ratio, whole = decay_products(g_kept[:, :end])
+            ratio, whole = decay_products(g_kept[:, 0, :end])
             c_new, known = c[new].transpose(1, 0, 2), b_kept[:, :, :end]
             mixed = whole[:, old:, None] * (c_new @ matrix)
             mixed += (ratio[:, old:] * (c_new @ known)) @ d[:, :end]

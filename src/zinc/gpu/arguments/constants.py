@@ -47,3 +47,4 @@ class ElementwiseOp(KernelConstant):
     SELECT = 6
     COPY = 7
     ACTIVATE = 8, "GLU without b"
+    GATE_RUNS = 9, "by one number for each run of columns"

@@ -381,10 +381,10 @@ class SelectiveScanArguments(Struct):
 class DeltaRuleArguments(Struct):
     step: StepAddress
     qkv: Bytes
-    alpha: Bytes
+    alpha: Annotated[Bytes, "a number for each value head, or with CHANNELS for each of its keys"]
     beta: Bytes
     decay: Floats
-    decay_bias: Floats
+    decay_bias: Annotated[Floats, "as many numbers as alpha has"]
     skip: Annotated[Floats, "factors of v that a scan adds"]
     state: Floats
     y: Bytes
@@ -399,6 +399,7 @@ class DeltaRuleArguments(Struct):
     n_v_heads: U32
     slot_floats: Annotated[U32, "floats from state slot to state slot"]
     is_one_token: Annotated[U32, "the step has one token, so its header need not be read"]
+    floor: Annotated[F32, "the lowest log g, with FLOOR"]
 
 
 class DeltaChunkArguments(Struct):

@@ -38,18 +38,20 @@ def elementwise(
     activation: int = 0,
     first: float = 0.0,
     second: float = 0.0,
+    run: int = 0,
 ) -> list[Dispatch]:
     """Return one dispatch, in which each thread handles four columns.
 
     first, second: parameters of the op (`ElementwiseArguments`). a_at: address of `a`, by default
-    its place in the arena.
+    its place in the arena. run: columns of a that each column of b scales, for GATE_RUNS.
     """
-    rows_of_b = None if op is ElementwiseOp.GATE_ROW else b
+    rows_of_b = None if op in (ElementwiseOp.GATE_ROW, ElementwiseOp.GATE_RUNS) else b
     kernel = KernelVariant(
         "elementwise",
         (
             ("OP", op.value),
             ("Q8", is_q8(y)),
+            *((("RUN", run),) if run else ()),
             ("THREADS", THREADS),
             ("VECTORS", in_vectors(at, a, rows_of_b, y)),
         ),
@@ -109,8 +111,11 @@ def glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 @lowers("gate")
 def gate(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     x, g = rows(launch, "x"), rows(launch, "g")
-    op = ElementwiseOp.GATE if g.cols == x.cols else ElementwiseOp.GATE_ROW
-    return elementwise(op, x, g, launch.outputs[0], at, bucket)
+    run = x.cols // g.cols
+    if g.cols in (1, x.cols):
+        op = ElementwiseOp.GATE if run == 1 else ElementwiseOp.GATE_ROW
+        return elementwise(op, x, g, launch.outputs[0], at, bucket)
+    return elementwise(ElementwiseOp.GATE_RUNS, x, g, launch.outputs[0], at, bucket, run=run)
 
 
 @lowers("select_rows")

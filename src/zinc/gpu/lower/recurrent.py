@@ -133,13 +133,18 @@ def _rule(
     decay, decay_bias = (operand(launch, name, Weight) for name in names[2:])
     state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
     attrs = {name: int(value) for name, value in launch.attrs}
+    floor = float(launch.attributes.get("floor", 0.0))
     k_dim, v_dim = attrs["k_dim"], attrs["v_dim"]
     if k_dim % 16:
         raise NotImplementedError(f"keys of {k_dim} columns are not a multiple of 16 wide")
     rollback = int("rollback" in attrs)
     is_one_row = bucket.tokens == 1 and not (at.features.batch_invariant or rollback)
     n_rows = 1 if is_one_row else DELTA_ROWS
-    shared = n_rows * (8 * k_dim + 4 * DELTA_COLS + 8)  # keys and queries, values, gates
+    channels = "per_channel" in attrs
+    if channels and v_dim % 4:
+        raise NotImplementedError(f"values of {v_dim} columns beside decays of channels")
+    # Keys and queries, and their decays if each has one; values; gates.
+    shared = n_rows * ((12 if channels else 8) * k_dim + 4 * DELTA_COLS + 8)
     if shared > at.features.shared_bytes:
         raise NotImplementedError(
             f"keys of {k_dim} columns take {shared} bytes of shared memory, and there are "
@@ -155,8 +160,10 @@ def _rule(
             ("ROWS", n_rows),
             ("SHARE", _lanes_of_column(at.features, k_dim)),
             ("SSM", int(skip is not None)),
-            ("VECTORS", in_vectors(at, qkv)),
+            ("VECTORS", in_vectors(at, qkv, alpha if channels else None)),
             ("V_DIM", v_dim),
+            *((("CHANNELS", 1),) if channels else ()),
+            *((("FLOOR", 1),) if floor else ()),
         ),
     )
     beta_at, beta_stride = ref_or_null(at, beta)
@@ -179,6 +186,7 @@ def _rule(
         n_v_heads=attrs["n_v_heads"],
         slot_floats=state.floats,
         is_one_token=int(bucket.tokens == 1),
+        floor=floor,
     )
     grid = (attrs["n_v_heads"], ceil_div(v_dim, DELTA_COLS), bucket.sequences)
     return [Dispatch(kernel, arguments, grid)]

@@ -37,13 +37,24 @@ DEVICE float valueAt(const Span& span, int row, uint head, uint col)
     return x[(SSM ? 0 : 2 * span.args.n_k_heads * K_DIM) + head * V_DIM + col];
 }
 
-/// Returns alpha and beta of a row.
+#if ALPHAS > 1
+/// Returns the address of alpha of a row.
+DEVICE uint8_t* channelsAt(const Span& span, int row, uint head)
+{
+#if ROLLBACK
+    if (row < span.begin) return (uint8_t*)span.keptAlpha(row, head);
+#endif
+    return rowAt(span.args.alpha, row, span.args.alpha_stride) + 4 * head * K_DIM;
+}
+#endif
+
+/// Returns alpha, of all channels if they share it, and beta of a row.
 DEVICE float2 gatesAt(const Span& span, int row, uint head)
 {
 #if ROLLBACK
     if (row < span.begin) return float2(*span.keptAlpha(row, head), *span.keptBeta(row, head));
 #endif
-    float alpha = ((float*)rowAt(span.args.alpha, row, span.args.alpha_stride))[head];
+    float alpha = ((float*)rowAt(span.args.alpha, row, span.args.alpha_stride))[head * ALPHAS];
     if (SSM) return float2(alpha, 0.0f);
     return float2(alpha, ((float*)rowAt(span.args.beta, row, span.args.beta_stride))[head]);
 }
@@ -79,9 +90,17 @@ DEVICE void keepRows(const Span& span, uint3 group, uint thread)
         {
             uint h = GROUPED != 0 ? first_head + i : first_head + i * n_k_heads;
             float2 gate = gatesAt(span, row, h);
-            *span.keptAlpha(row, h) = gate.x;
+            if (ALPHAS == 1) *span.keptAlpha(row, h) = gate.x;
             *span.keptBeta(row, h) = gate.y;
         }
+#if ALPHAS > 1
+        for (uint i = thread; i < heads_each * K_DIM; i += COLS * SHARE)
+        {
+            uint e = i / K_DIM;
+            uint h = GROUPED != 0 ? first_head + e : first_head + e * n_k_heads;
+            span.keptAlpha(row, h)[i % K_DIM] = ((float*)channelsAt(span, row, h))[i % K_DIM];
+        }
+#endif
     }
 }
 #endif

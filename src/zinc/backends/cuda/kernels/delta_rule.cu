@@ -3,12 +3,22 @@
 // each has every SHARE-th float4 of its rows. q and k are normalised into shared memory, ROWS
 // tokens at a time, while the next tokens are prefetched. The state is S transposed, [value heads,
 // V_DIM, K_DIM]; with ROLLBACK, that of delta_slot.cuh.
-//   SSM   the scan of Mamba-2 (zinc.ops.ssm): d = dt v, without a correction, and skip v is added
-//   PART  the rows that it runs (delta_parts.cuh)
+//   SSM       the scan of Mamba-2 (zinc.ops.ssm): d = dt v, without a correction, and skip v is
+//             added
+//   PART      the rows that it runs (delta_parts.cuh)
+//   CHANNELS  each row of S has a decay, which is staged like q and k
+//   FLOOR     decays have a lower bound
 
 #include "arguments.h"
 
 using Arguments = DeltaRuleArguments;
+
+#ifndef CHANNELS
+#define CHANNELS 0
+#endif
+#ifndef FLOOR
+#define FLOOR 0
+#endif
 
 #include "step.cuh"
 #include "activation.cuh"
@@ -20,7 +30,8 @@ using Arguments = DeltaRuleArguments;
 #define THREADS (COLS * SHARE)
 #define FOURS (K_DIM / (4 * SHARE))
 #define EIGHTS (THREADS / 8) // groups of eight lanes, each of which normalises a head
-#define HEADS_EACH ((2 * ROWS + EIGHTS - 1) / EIGHTS) // heads of q and k for each group
+#define PARTS (2 + CHANNELS) // q, k, and alpha if each channel has its own
+#define HEADS_EACH ((PARTS * ROWS + EIGHTS - 1) / EIGHTS) // heads of the parts for each group
 #define VALUES_EACH ((ROWS * COLS + THREADS - 1) / THREADS)
 #define EIGHTH ((K_DIM + 31) / 32) // float4s of a head for one of the eight lanes
 #define L2_EPS 1e-6f
@@ -30,11 +41,14 @@ using Arguments = DeltaRuleArguments;
 
 SHARED float4 q4[ROWS][K_DIM / 4];
 SHARED float4 k4[ROWS][K_DIM / 4];
+#if CHANNELS
+SHARED float4 g4[ROWS][K_DIM / 4];
+#endif
 SHARED float values[ROWS][COLS];
 SHARED float2 gates[ROWS]; // decay and beta of each token
 
-/// The part of ROWS tokens that a thread loads: eighths of heads of q and k, numbers of v, and
-/// gates.
+/// The part of ROWS tokens that a thread loads: eighths of heads of q, k and alpha, numbers of v,
+/// and gates.
 struct LoadedRows
 {
     float4 heads[HEADS_EACH][EIGHTH];
@@ -50,7 +64,13 @@ DEVICE LoadedRows loadRows(const Span& span, int at, uint3 group, uint thread)
     UNROLL for (uint j = 0; j < HEADS_EACH; j++)
     {
         uint i = j * EIGHTS + thread / 8;
-        uint8_t* x = headAt(span, span.within(at + int(i / 2)), i % 2, k_head) + 16 * (thread % 8);
+        int row = span.within(at + int(i / PARTS));
+#if CHANNELS
+        uint8_t* x = (i % PARTS == 2 ? channelsAt(span, row, head)
+                                     : headAt(span, row, i % PARTS, k_head)) + 16 * (thread % 8);
+#else
+        uint8_t* x = headAt(span, row, i % PARTS, k_head) + 16 * (thread % 8);
+#endif
         UNROLL for (uint e = 0; e < EIGHTH; e++)
         {
             rows.heads[j][e] = 0;
@@ -69,8 +89,20 @@ DEVICE LoadedRows loadRows(const Span& span, int at, uint3 group, uint thread)
     return rows;
 }
 
+#if CHANNELS || FLOOR
+/// Returns the factor of the state for x = alpha + bias.
+DEVICE float decayOf(ARGS, float decay, float x)
+{
+#if FLOOR
+    return exp(args.floor * sigmoid(decay * x));
+#else
+    return exp(decay * softplus(x));
+#endif
+}
+#endif
+
 /// Stores rows to shared memory, with q and k normalised and gates as factors.
-DEVICE void stageRows(LoadedRows rows, float decay, float bias, uint thread)
+DEVICE void stageRows(ARGS, LoadedRows rows, uint head, float decay, float bias, uint thread)
 {
     UNROLL for (uint j = 0; j < HEADS_EACH; j++)
     {
@@ -79,15 +111,25 @@ DEVICE void stageRows(LoadedRows rows, float decay, float bias, uint thread)
             sum += dot(rows.heads[j][e], rows.heads[j][e]);
         UNROLL for (uint m = 1; m < 8; m *= 2) sum += shuffleXor<8>(sum, m);
         uint i = j * EIGHTS + thread / 8;
-        if (i >= 2 * ROWS) break;
-        float scale = rsqrt(sum + L2_EPS) * (i % 2 != 0 ? 1.0f : rsqrt(float(K_DIM)));
+        if (i >= PARTS * ROWS) break;
+        float scale = rsqrt(sum + L2_EPS) * (i % PARTS != 0 ? 1.0f : rsqrt(float(K_DIM)));
         if (SSM != 0) scale = 1.0f;
         UNROLL for (uint e = 0; e < EIGHTH; e++)
         {
             uint four = 8 * e + thread % 8;
             if (K_DIM % 32 != 0 && four >= K_DIM / 4) break;
-            if (i % 2 != 0) k4[i / 2][four] = rows.heads[j][e] * scale;
-            else q4[i / 2][four] = rows.heads[j][e] * scale;
+#if CHANNELS
+            if (i % PARTS == 2)
+            {
+                float4 x = rows.heads[j][e];
+                UNROLL for (uint c = 0; c < 4; c++)
+                    x[c] = decayOf(args, decay, x[c] + args.decay_bias[head * K_DIM + 4 * four + c]);
+                g4[i / PARTS][four] = x;
+                continue;
+            }
+#endif
+            if (i % PARTS != 0) k4[i / PARTS][four] = rows.heads[j][e] * scale;
+            else q4[i / PARTS][four] = rows.heads[j][e] * scale;
         }
     }
     UNROLL for (uint j = 0; j < VALUES_EACH; j++)
@@ -97,8 +139,14 @@ DEVICE void stageRows(LoadedRows rows, float decay, float bias, uint thread)
     }
     if (thread < ROWS)
     {
+#if CHANNELS
+        gates[thread] = float2(1.0f, sigmoid(rows.beta));
+#elif FLOOR
+        gates[thread] = float2(decayOf(args, decay, rows.alpha + bias), sigmoid(rows.beta));
+#else
         float pace = softplus(rows.alpha + bias);
         gates[thread] = float2(exp(decay * pace), SSM ? pace : sigmoid(rows.beta));
+#endif
     }
 }
 
@@ -121,7 +169,7 @@ KERNEL(delta_rule, Arguments)
     float* slot = args.state + uint64_t(args.step->state_slot[sequence]) * args.slot_floats;
     Span span = spanOf(args, slot, begin, end);
     LoadedRows rows = loadRows(span, span.start, group, thread);
-    float decay = args.decay[head], bias = args.decay_bias[head];
+    float decay = args.decay[head], bias = CHANNELS ? 0.0f : args.decay_bias[head];
     float skip = SSM ? args.skip[head] : 0.0f;
 
     uint first = (head * V_DIM + source) * K_DIM + 4 * share;
@@ -143,7 +191,7 @@ KERNEL(delta_rule, Arguments)
     {
         uint n = min(ROWS, span.end - at);
         __syncthreads();
-        stageRows(rows, decay, bias, thread);
+        stageRows(args, rows, head, decay, bias, thread);
         __syncthreads();
         if (at + ROWS < span.end) rows = loadRows(span, at + ROWS, group, thread);
 
@@ -153,7 +201,11 @@ KERNEL(delta_rule, Arguments)
             float4 sum = 0;
             UNROLL for (uint i = 0; i < FOURS; i++)
             {
+#if CHANNELS
+                s[i] *= g4[t][i * SHARE + share];
+#else
                 s[i] *= gate.x;
+#endif
                 if (!SSM) sum += s[i] * k4[t][i * SHARE + share];
             }
             float known = sum.x + sum.y + sum.z + sum.w;

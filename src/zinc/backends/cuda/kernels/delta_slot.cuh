@@ -7,7 +7,7 @@
 //   S      [value heads, V_DIM, K_DIM]   the state before the chunk; none is stored for chunk 0
 //   k      [CHUNK - 1, key heads, K_DIM] the inputs of its rows, but for the last one, as they came
 //   v      [CHUNK - 1, value heads, V_DIM]
-//   alpha  [CHUNK - 1, value heads]
+//   alpha  [CHUNK - 1, value heads], with CHANNELS [CHUNK - 1, value heads, K_DIM]
 //   beta   [CHUNK - 1, value heads]
 //
 // A step starts from S of its first position's chunk and runs the rows of the chunk before that
@@ -20,6 +20,11 @@
 
 #define CHUNK 16
 #define KEPT (CHUNK - 1)
+#if defined(CHANNELS) && CHANNELS
+#define ALPHAS K_DIM // of a value head
+#else
+#define ALPHAS 1
+#endif
 
 /// Rows of one sequence by their index in the step. begin, end: those of the step. start: the row
 /// to start from, which may be before `begin` and negative.
@@ -52,11 +57,12 @@ struct Span
     MEMBER float* keptAlpha(int row, uint head) const
     {
         return kept(row) + KEPT * (args.n_k_heads * K_DIM + args.n_v_heads * V_DIM)
-            + uint(row - start) % CHUNK * args.n_v_heads + head;
+            + (uint(row - start) % CHUNK * args.n_v_heads + head) * ALPHAS;
     }
     MEMBER float* keptBeta(int row, uint head) const
     {
-        return keptAlpha(row, head) + KEPT * args.n_v_heads;
+        return kept(row) + KEPT * (args.n_k_heads * K_DIM + args.n_v_heads * (V_DIM + ALPHAS))
+            + uint(row - start) % CHUNK * args.n_v_heads + head;
     }
 #endif
 

@@ -1,6 +1,7 @@
 // Elementwise ops, four columns a thread.
-//   OP  the op, an ElementwiseOp
-//   Q8  rows of y are 8-bit blocks (q8)
+//   OP   the op, an ElementwiseOp
+//   RUN  columns that a gate scales, in GATE_RUNS
+//   Q8   rows of y are 8-bit blocks (q8)
 
 #include "arguments.h"
 
@@ -45,6 +46,10 @@ KERNEL(elementwise, Arguments)
     v /= 1.0f + exp(-w);
 #elif OP == GATE_ROW
     v *= sigmoid(*(float*)rowAt(args.b, row, args.b_stride));
+#elif OP == GATE_RUNS
+    const float* gates = (float*)rowAt(args.b, row, args.b_stride);
+    UNROLL for (uint i = 0; i < 4; i++)
+        v[i] *= sigmoid(gates[min(col + i, args.cols - 1) / RUN]);
 #endif
 
     uint8_t* y = rowAt(args.y, row, args.y_stride);

@@ -114,6 +114,8 @@ def _in_chunks(
     if (
         not _has_many(bucket)
         or at.features.batch_invariant
+        or "per_channel" in attrs
+        or "floor" in attrs
         or k_dim % WARP_COLS
         or k_dim > (MAX_SCAN_K_DIM if is_scan else MAX_K_DIM)
         or v_dim % WARP_COLS

@@ -29,7 +29,8 @@ inline F32x16 softplus(F32x16 x) {
 }
 
 // Arguments of out[r][c] = factor * base[r][c] + sum over k of x[r][k] * m[k][c], for a multiple of 16
-// columns. `base` has the stride of `out` and may be `out`. With a factor of 0 it is not read.
+// columns. `base` has the stride of `out` and may be `out`. With a factor of 0 it is not read. `factors` has
+// another factor for each row, times `factor`.
 struct Product {
     const float* x;
     int64_t x_stride;
@@ -40,6 +41,7 @@ struct Product {
     int inner;
     float factor = 0;
     const float* base = nullptr;
+    const float* factors = nullptr;
 };
 
 inline constexpr bool kManyRegisters = kVectorRegisters >= 32;
@@ -53,10 +55,10 @@ void multiply_block(const Product& p, int row, int col) {
     float* out = p.out + row * p.out_stride + col;
     const float* base = p.factor == 0 ? out : p.base + row * p.out_stride + col;
     unroll<kRows>([&](auto r) {
+        const F32x16 factor = F32x16::set1(p.factors ? p.factor * p.factors[row + r] : p.factor);
         unroll<kBlocks>([&](auto b) {
-            sum[r][b] = p.factor == 0
-                            ? F32x16::zero()
-                            : F32x16::set1(p.factor) * F32x16::load(base + r * p.out_stride + 16 * b);
+            sum[r][b] =
+                p.factor == 0 ? F32x16::zero() : factor * F32x16::load(base + r * p.out_stride + 16 * b);
         });
     });
     const float *x = p.x + row * p.x_stride, *m = p.m + col;

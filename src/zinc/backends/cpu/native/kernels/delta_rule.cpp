@@ -3,7 +3,9 @@
 //     g = exp(a softplus(alpha + bias)),  b = sigmoid(beta),  q, k = q / |q| / sqrt(k_dim), k / |k|
 //     S = g S,  d = b (v - S^T k),  S = S + k d^T,  o = S^T q
 //
-// computed in the chunkwise form of section 3.3, with the state slots of head_slot.h.
+// computed in the chunkwise form of section 3.3, with the state slots of head_slot.h. With the attribute
+// `per_channel`, alpha, bias and g have an element for each row of S (Kimi Delta Attention, Kimi Team 2025,
+// arXiv:2510.26692), and with `floor`, g = exp(floor sigmoid(a (alpha + bias))).
 //
 // A task is one value head of one sequence and writes only its own part of the slot. Lanes are columns of S
 // or rows of a chunk.
@@ -17,10 +19,11 @@ using in = operands::delta_rule;
 
 constexpr float kEps = 1e-6f;  // added to the sum of squares of q and k
 
-// qkv is [q of each key head | k of each key head | v of each value head]; alpha and beta have one column and
-// decay and decay_bias one value for each value head.
+// qkv is [q of each key head | k of each key head | v of each value head]; beta has one column and decay one
+// value for each value head, alpha has `channels` columns and decay_bias as many values.
 struct Params : HeadShape {
     bool grouped;
+    float floor;  // of log g, 0 for none
     int key_head(int head) const { return grouped ? head / (n_v_heads / n_k_heads) : head % n_k_heads; }
 };
 
@@ -31,10 +34,11 @@ void prepare(Launch& l, const Attrs& attrs) {
     p.read(l, attrs);
     p.grouped = whole(l, attrs, "grouped", 0, 1) != 0;
     require_rows(l, l.in[in::qkv], "qkv", RowFormat::f32, 2 * p.k_cols() + p.v_cols());
-    require_rows(l, l.in[in::alpha], "alpha", RowFormat::f32, p.n_v_heads);
+    p.floor = static_cast<float>(attrs.get("floor", 0));
+    require_rows(l, l.in[in::alpha], "alpha", RowFormat::f32, p.n_v_heads * p.channels);
     require_rows(l, l.in[in::beta], "beta", RowFormat::f32, p.n_v_heads);
     require_vector(l, l.in[in::decay], "a", p.n_v_heads);
-    require_vector(l, l.in[in::decay_bias], "bias", p.n_v_heads);
+    require_vector(l, l.in[in::decay_bias], "bias", p.n_v_heads * p.channels);
     p.check_state(l, l.in[in::state]);
     require_rows(l, l.out[0], "o", RowFormat::f32, p.v_cols());
 }
@@ -50,9 +54,11 @@ struct Head {
     float* past;  // [2 kChunk][v_dim]: products of `rows` with S
     float* near;  // [2 kChunk][kChunk]: products of `rows` with k of the rows of the chunk
     float* left;  // [k_dim][kChunk]: k times the decay from its row to the end of the chunk
+    float* row;   // [k_dim]: the decay of each channel over a row, or over all rows of the chunk
 
     static size_t scratch_floats(const Params& p) {
-        return static_cast<size_t>(kChunk) * static_cast<size_t>(3 * p.k_dim + 2 * p.v_dim + 2 * kChunk);
+        return static_cast<size_t>(kChunk) * static_cast<size_t>(3 * p.k_dim + 2 * p.v_dim + 2 * kChunk) +
+               static_cast<size_t>(p.k_dim);
     }
 
     Head(const Launch& launch, int head_, float* scratch) : l(launch), p(launch.as<Params>()), head(head_) {
@@ -60,6 +66,7 @@ struct Head {
         past = rows + int64_t{2 * kChunk} * p.k_dim;
         near = past + int64_t{2 * kChunk} * p.v_dim;
         left = near + 2 * kChunk * kChunk;
+        row = left + int64_t{kChunk} * p.k_dim;
     }
 
     const float* k(int t) const { return q(t) + int64_t{p.n_k_heads} * p.k_dim; }
@@ -77,36 +84,19 @@ struct Head {
 
     // Advances the state by token rows [at, at + n), which are rows [old, old + n) of `chunk`.
     void advance(const HeadSlot& slot, int at, int chunk, int old, int n) {
-        float *S = slot.S, *keys = slot.keys, *d = slot.d, *g = slot.g;
+        float *S = slot.S, *keys = slot.keys, *d = slot.d;
         const float q_scale = 1.0f / std::sqrt(static_cast<float>(p.k_dim));
-        float alpha[kChunk] = {}, beta[kChunk] = {}, whole[kChunk];
+        float beta[kChunk] = {}, whole[kChunk];
         for (int i = 0; i < n; ++i) {
             float* k_row = rows + int64_t{i} * p.k_dim;
             unit(k(at + i), 1.0f, k_row);
             unit(q(at + i), q_scale, rows + int64_t{n + i} * p.k_dim);
             for (int c = 0; c < p.k_dim; ++c) keys[c * kChunk + old + i] = k_row[c];
-            alpha[i] = l.in[in::alpha].row(at + i)[head];
             beta[i] = l.in[in::beta].row(at + i)[head];
         }
-        const F32x16 a = F32x16::set1(l.in[in::decay].tensor->vector()[head]);
-        const F32x16 bias = F32x16::set1(l.in[in::decay_bias].tensor->vector()[head]);
-        float new_g[kChunk];
-        exp(a * softplus(F32x16::load(alpha) + bias)).store(new_g);
-        std::copy_n(new_g, n, g + old);
         sigmoid(F32x16::load(beta)).store(beta);
-
-        multiply({rows, p.k_dim, S, p.v_dim, past, p.v_dim, p.k_dim}, 2 * n, p.v_dim);
-        multiply({rows, p.k_dim, keys, kChunk, near, kChunk, p.k_dim}, 2 * n, kChunk);
-
-        Decays decays;
-        for (int t = 0; t < old + n; ++t) {
-            decays.add(t, g[t]);
-            if (t < old) continue;
-            const int i = t - old;
-            whole[i] = decays.whole;
-            for (float* row : {near + i * kChunk, near + (n + i) * kChunk})
-                (F32x16::load(row) * decays.to_row).store(row);
-        }
+        const float factor =
+            p.channels > 1 ? decay_channels(slot, at, old, n, whole) : decay_heads(slot, at, old, n, whole);
 
         const Triangle triangle{
             near, near + n * kChunk, past, past + int64_t{n} * p.v_dim, whole, beta, d, old, n, p.v_dim};
@@ -120,10 +110,82 @@ struct Head {
         }
 
         if (old + n < kChunk) return;
-        for (int c = 0; c < p.k_dim; ++c)
-            (F32x16::load(keys + c * kChunk) * decays.to_row).store(left + c * kChunk);
-        multiply({left, kChunk, d, p.v_dim, slot.next(p, chunk), p.v_dim, kChunk, decays.whole, S}, p.k_dim,
-                 p.v_dim);
+        multiply({left, kChunk, d, p.v_dim, slot.next(p, chunk), p.v_dim, kChunk, factor, S,
+                  p.channels > 1 ? row : nullptr},
+                 p.k_dim, p.v_dim);
+    }
+
+    // Returns g of lanes of alpha and of the bias.
+    F32x16 decay(F32x16 alpha, F32x16 bias) const {
+        const F32x16 a = F32x16::set1(l.in[in::decay].tensor->vector()[head]);
+        if (p.floor != 0) return exp(F32x16::set1(p.floor) * sigmoid(a * (alpha + bias)));
+        return exp(a * softplus(alpha + bias));
+    }
+
+    // Computes `past`, `near` and at the end of a chunk `left` for one decay a head, and `whole`, the decay
+    // of S up to each new row. Returns that of all rows.
+    float decay_heads(const HeadSlot& slot, int at, int old, int n, float* whole) const {
+        float alpha[kChunk] = {}, new_g[kChunk];
+        for (int i = 0; i < n; ++i) alpha[i] = l.in[in::alpha].row(at + i)[head];
+        decay(F32x16::load(alpha), F32x16::set1(l.in[in::decay_bias].tensor->vector()[head])).store(new_g);
+        std::copy_n(new_g, n, slot.g + old);
+
+        multiply({rows, p.k_dim, slot.S, p.v_dim, past, p.v_dim, p.k_dim}, 2 * n, p.v_dim);
+        multiply({rows, p.k_dim, slot.keys, kChunk, near, kChunk, p.k_dim}, 2 * n, kChunk);
+
+        Decays decays;
+        for (int t = 0; t < old + n; ++t) {
+            decays.add(t, slot.g[t]);
+            if (t < old) continue;
+            const int i = t - old;
+            whole[i] = decays.whole;
+            for (float* products : {near + i * kChunk, near + (n + i) * kChunk})
+                (F32x16::load(products) * decays.to_row).store(products);
+        }
+        if (old + n == kChunk)
+            for (int c = 0; c < p.k_dim; ++c)
+                (F32x16::load(slot.keys + c * kChunk) * decays.to_row).store(left + c * kChunk);
+        return decays.whole;
+    }
+
+    // The same for a decay of each channel. `left` has the keys with the decay up to the current row, lane j
+    // that of row j, and `row` the decay of S. The new rows are scaled by it, so `whole` is 1. Returns 1.
+    float decay_channels(const HeadSlot& slot, int at, int old, int n, float* whole) const {
+        const int64_t first = int64_t{head} * p.k_dim;
+        const float* bias = l.in[in::decay_bias].tensor->vector() + first;
+        for (int i = 0; i < n; ++i) {
+            const float* alpha = l.in[in::alpha].row(at + i) + first;
+            for_lanes(0, p.k_dim, [&](int c, auto lanes) {
+                store(decay(load(alpha + c, lanes), load(bias + c, lanes)), row + c, lanes);
+            });
+            for (int c = 0; c < p.k_dim; ++c) slot.g[c * kChunk + old + i] = row[c];
+        }
+        std::fill_n(row, p.k_dim, 1.0f);
+        std::fill_n(left, int64_t{kChunk} * p.k_dim, 0.0f);
+        for (int t = 0; t < old + n; ++t) {
+            const int i = t - old;
+            float *k_row = rows + int64_t{i} * p.k_dim, *q_row = rows + int64_t{n + i} * p.k_dim;
+            F32x16 by_k = F32x16::zero(), by_q = F32x16::zero();
+            for (int c = 0; c < p.k_dim; ++c) {
+                const float g = slot.g[c * kChunk + t];
+                const F32x16 key = F32x16::set1(slot.keys[c * kChunk + t]);
+                const F32x16 decayed =
+                    select_lanes(key, t, t + 1, F32x16::load(left + c * kChunk) * F32x16::set1(g));
+                decayed.store(left + c * kChunk);
+                row[c] *= g;
+                if (t < old) continue;
+                by_k = fma(F32x16::set1(k_row[c]), decayed, by_k);
+                by_q = fma(F32x16::set1(q_row[c]), decayed, by_q);
+                k_row[c] *= row[c];
+                q_row[c] *= row[c];
+            }
+            if (t < old) continue;
+            by_k.store(near + i * kChunk);
+            by_q.store(near + (n + i) * kChunk);
+            whole[i] = 1;
+        }
+        multiply({rows, p.k_dim, slot.S, p.v_dim, past, p.v_dim, p.k_dim}, 2 * n, p.v_dim);
+        return 1;
     }
 };
 

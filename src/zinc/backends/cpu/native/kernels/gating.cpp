@@ -16,27 +16,33 @@ Grid grid(const Launch& l, const Batch& batch) {
 
 int gate_chunks(const Launch& l, const Batch& batch, int) { return grid(l, batch).chunks(); }
 
-// y = x * sigmoid(g), where g has one column or the columns of x. y may alias x.
+// y = x * sigmoid(g), where each column of g scales a run of as many columns of x. y may alias x.
 void prepare_gate(Launch& l, const Attrs&) {
     require_operands(l, gate_in::n_inputs, 1);
     const int cols = l.in[gate_in::x].cols;
     require_rows(l, l.in[gate_in::x], "x", RowFormat::f32, cols);
     require_rows(l, l.in[gate_in::g], "g", RowFormat::f32);
-    require(l, l.in[gate_in::g].cols == 1 || l.in[gate_in::g].cols == cols,
-            "g must have one column or those of x");
+    require(l, cols % l.in[gate_in::g].cols == 0, "the columns of g must divide those of x");
     require_output(l, l.out[0], "y", cols);
 }
 
 void run_gate(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     const Operand& out = l.out[0];
-    const bool wide = l.in[gate_in::g].cols > 1;
+    const int run = l.in[gate_in::x].cols / l.in[gate_in::g].cols;
     grid(l, batch).each(chunk, [&](int r, int first, int last) {
         const float *x = l.in[gate_in::x].row(r), *g = l.in[gate_in::g].row(r);
         float* y = out.format == RowFormat::f32 ? out.row(r) : scratch.get(static_cast<size_t>(last));
-        const F32x16 factor = sigmoid(F32x16::set1(g[0]));
-        for_lanes(first, last, [&](int i, auto n) {
-            store(load(x + i, n) * (wide ? sigmoid(load(g + i, n)) : factor), y + i, n);
-        });
+        if (run == 1) {
+            for_lanes(first, last,
+                      [&](int i, auto n) { store(load(x + i, n) * sigmoid(load(g + i, n)), y + i, n); });
+        } else {
+            for (int at = first; at < last;) {
+                const int end = std::min(last, (at / run + 1) * run);
+                const F32x16 factor = sigmoid(F32x16::set1(g[at / run]));
+                for_lanes(at, end, [&](int i, auto n) { store(load(x + i, n) * factor, y + i, n); });
+                at = end;
+            }
+        }
         if (out.format != RowFormat::f32) quantize_row(y, last, out.format, out.row<std::byte>(r));
     });
 }

@@ -8,7 +8,7 @@
 //
 // State slot, for each value head:
 //
-//     S [k_dim][v_dim]  |  k [k_dim][16]  |  d [16][v_dim]  |  g [16]
+//     S [k_dim][v_dim]  |  k [k_dim][16]  |  d [16][v_dim]  |  g [channels][16]
 //
 // With the attribute `rollback`, the slot is two of these halves, each for all value heads. Chunk c reads S
 // from half c mod 2 and keeps its k, d and g there; its end writes the new S to the other half. So S before a
@@ -24,13 +24,16 @@ namespace zinc::ZINC_LEVEL {
 
 inline constexpr int kChunk = 16;  // rows of a chunk, one for each lane
 
-// n_v_heads matrices S [k_dim][v_dim] share n_k_heads keys and queries.
+// n_v_heads matrices S [k_dim][v_dim] share n_k_heads keys and queries. With the attribute `per_channel`,
+// each row of S has a decay (`channels` is k_dim), else all rows have one.
 struct HeadShape {
-    int n_k_heads, n_v_heads, k_dim, v_dim;
+    int n_k_heads, n_v_heads, k_dim, v_dim, channels;
     bool rollback;
     int64_t k_cols() const { return int64_t{n_k_heads} * k_dim; }
     int64_t v_cols() const { return int64_t{n_v_heads} * v_dim; }
-    int64_t head_floats() const { return int64_t{k_dim} * v_dim + kChunk * (int64_t{k_dim} + v_dim + 1); }
+    int64_t head_floats() const {
+        return int64_t{k_dim} * v_dim + kChunk * (int64_t{k_dim} + v_dim + channels);
+    }
     int64_t half_floats() const { return n_v_heads * head_floats(); }
     int64_t slot_floats() const { return rollback ? 2 * half_floats() : half_floats(); }
     // Floats from the start of a slot to the half of a chunk.
@@ -42,6 +45,7 @@ struct HeadShape {
         n_v_heads = whole(l, attrs, "n_v_heads", 1, kMaxHeads);
         k_dim = whole(l, attrs, "k_dim", 1, kMaxDim);
         v_dim = whole(l, attrs, "v_dim", 1, kMaxDim);
+        channels = attrs.get("per_channel", 0) != 0 ? k_dim : 1;
         rollback = attrs.get("rollback", 0) != 0 && whole(l, attrs, "rollback", 1, kChunk) > 0;
         require(l, n_v_heads % n_k_heads == 0, "the value heads must be a multiple of the key heads");
         require(l, v_dim % 16 == 0, "v_dim must be a multiple of 16");
