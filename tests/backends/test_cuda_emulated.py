@@ -45,6 +45,7 @@ ON_CUDA = (
         "nemotronhlatent",
         "jamba",
     ),
+    *("kimilinear", "bailingmoe3"),
     "mistral3",
     "mistral4",
 )

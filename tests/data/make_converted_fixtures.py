@@ -73,6 +73,39 @@ SHORT_CONV: dict[str, Any] = {
     "layer_types": ["conv", "conv", FULL, "conv"],
     "block_auto_adjust_ff_dim": False,
 }
+LINEAR = "linear_attention"
+LATENT: dict[str, Any] = {
+    "head_dim": None,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+}
+KIMI_LINEAR: dict[str, Any] = LATENT | {
+    "num_key_value_heads": 4,
+    "layer_types": [LINEAR, FULL, LINEAR],
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
+    "moe_intermediate_size": 32,
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "tie_word_embeddings": False,
+}
+BAILING3: dict[str, Any] = LATENT | {
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "layer_group_size": 3,
+    "q_lora_rank": 16,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "tie_word_embeddings": False,
+}
 # Without the sizes of attention.
 MAMBA: dict[str, Any] = {
     "num_hidden_layers": 2,
@@ -314,6 +347,7 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         routed_scaling_factor=2.5,
         tie_word_embeddings=False,
     ),
+    "bailingmoe3": lambda: model("BailingHybrid", **BAILING3),
     "cohere2": lambda: model("Cohere2", num_hidden_layers=4, sliding_window=WINDOW, **HEADS),
     "commandr": lambda: model(
         "Cohere", num_hidden_layers=2, use_qk_norm=True, model_max_length=256, **HEADS
@@ -463,6 +497,7 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         router_scaling_factor=2.0,
     ),
     "internlm2": lambda: model("Llama", num_hidden_layers=2, tie_word_embeddings=False, **HEADS),
+    "kimilinear": lambda: model("KimiLinear", **KIMI_LINEAR),
     "lfm2": lambda: model("Lfm2", num_hidden_layers=4, **SHORT_CONV),
     "lfm2moe": lambda: model(
         "Lfm2Moe",
@@ -790,6 +825,7 @@ def _by_group(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
 
 
 QKV = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
+MLP = ("gate_proj", "up_proj", "down_proj")
 PUBLISHED = {
     "exaone": Published(
         {"architectures": ["ExaoneForCausalLM"], "activation_function": "silu"}, exaone
@@ -816,6 +852,17 @@ PUBLISHED = {
         },
         bailing,
     ),
+    "bailingmoe3": Published(
+        {
+            "architectures": ["BailingMoeV3ForCausalLM"],
+            "no_kda_lora": True,
+            "gated_attention_proj_granularity_type": "head_wise",
+            "moe_shared_expert_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "score_function": "sigmoid",
+            "n_group": 2,
+        }
+    ),
     # transformers renamed the kinds of layers.
     "granitehybrid": Published({"layer_types": ["mamba", "attention", "mamba", "mamba"]}),
     "granitehybridmoe": Published({"layer_types": ["mamba", "attention"]}),
@@ -833,6 +880,21 @@ PUBLISHED = {
             "swa_rope_theta": 10000.0,
         },
         lambda state: renamed(state, {"self_attn.sinks": "self_attn.attention_sink_bias"}),
+    ),
+    "kimilinear": Published(
+        {
+            "linear_attn_config": {
+                "full_attn_layers": [2],  # counted from 1
+                "kda_layers": [1, 3],
+                "short_conv_kernel_size": 4,
+                "head_dim": 16,
+                "num_heads": 4,
+            },
+            "first_k_dense_replace": 1,
+            "moe_router_activation_func": "sigmoid",
+        },
+        # transformers names the MLP of a dense layer like that of the others.
+        lambda state: renamed(state, {f"block_sparse_moe.{x}": f"mlp.{x}" for x in MLP}),
     ),
     "maincoder": Published({"architectures": ["MaincoderForCausalLM"]}, maincoder),
     "mistral4": Published({"architectures": ["Ministral3ForCausalLM"]}),

@@ -80,6 +80,12 @@ FEATURES = {
     "q and k norms": lambda s: any(a.qk_norm for a in s.attention),
     "norms of all q and k heads together": lambda s: any(a.joint_norm for a in s.attention),
     "norms of q and k after RoPE": lambda s: any(a.late_norm for a in s.attention),
+    "latent attention without RoPE": lambda s: any(
+        hasattr(a, "q_rank") and a.rope is None for a in s.attention
+    ),
+    "latent attention with gates": lambda s: any(
+        hasattr(a, "q_rank") and a.gated for a in s.attention
+    ),
     "layers without RoPE": lambda s: len({a.rope is None for a in s.attention}) == 2,
     "scaled logits": lambda s: s.logit_scale != 1.0,
     "no norms before mixer and MLP": lambda s: not s.pre_norms,
@@ -127,6 +133,11 @@ FEATURES = {
     "NextN": lambda s: s.n_nextn > 0,
     "neighbouring value heads": lambda s: getattr(s.recurrence, "grouped", None) is True,
     "value heads apart": lambda s: getattr(s.recurrence, "grouped", None) is False,
+    "decays of channels": lambda s: hasattr(s.recurrence, "low_rank"),
+    "decays with a floor": lambda s: getattr(s.recurrence, "floor", 0.0) < 0.0,
+    "decays of channels from one matrix": lambda s: (
+        getattr(s.recurrence, "low_rank", None) is False
+    ),
     "per-layer token embeddings": lambda s: getattr(s, "token_width", 0) > 0,
 }
 

@@ -52,7 +52,7 @@ LONG_RUNS = [
         if backend == "cpu" or (name, n < 1024) == ("qwen35moe", True)
         else pytest.mark.every,
     )
-    for name in ("qwen35moe", "granitehybrid", "lfm2")
+    for name in ("qwen35moe", "granitehybrid", "lfm2", "kimilinear")
     for backend in BACKENDS
     for n in (128 if backend == "vulkan" else 512, 1024)
 ]
@@ -216,6 +216,15 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {},
         {"blk.2.ssm_conv1d.bias": None},
         "blk.2.ssm_conv1d.bias of shape [96] is",
+    ),
+    ("kimilinear", {"kda.head_dim": 32}, {}, "blk.0.attn_q.weight has shape [64, 32], but"),
+    ("kimilinear", {}, {"blk.2.ssm_dt.bias": None}, "blk.2.ssm_dt.bias of shape [64] is missing"),
+    ("bailingmoe3", {"kda.gate_lower_bound": 1.0}, {}, "is 1.0, and it must be a negative number"),
+    (
+        "bailingmoe3",
+        {},
+        {"blk.2.attn_gate.weight": None},
+        "blk.2.attn_gate.weight of shape [4, 32]",
     ),
     ("nemotronh", {"feed_forward_length": [0, 32, 16, 0]}, {}, "need one width, not {"),
     ("nemotronh", {"feed_forward_length": [0] * 4}, {}, "need one width, not set()"),

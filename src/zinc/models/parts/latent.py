@@ -30,9 +30,10 @@ from zinc.ops.values import KVState, Value, Weight
 class LatentAttention(Attention):
     """Sizes of latent attention; a query head is [nope | rotary], a value `v_dim` wide.
 
-    The fields of the base class describe the cache: one KV head of [rotary | latent]. `q_rank` is
-    the rank of the query projection, 0 if queries come straight from the hidden rows. index: the
-    indexer that selects the `top_k` positions of a query, if there is one.
+    The fields of the base class describe the cache: one KV head of [rotary | latent]. Without a
+    RoPE, the rotary part is not rotated. `q_rank` is the rank of the query projection, 0 if queries
+    come straight from the hidden rows. If `gated`, attn_gate makes one gate for each head. index:
+    the indexer that selects the `top_k` positions of a query, if there is one.
     """
 
     q_rank: int
@@ -124,7 +125,6 @@ def latent_attention(layer: Layer, x: Value) -> Value:
     """Return latent attention over normalised rows x, [tokens, hidden] to [tokens, hidden]."""
     g, spec, w, a = layer.g, layer.spec, layer.w, layer.attention
     assert isinstance(a, LatentAttention)
-    assert a.rope is not None
     compressed = _compressed(layer, a, x)
     q_nope, q_rope = _queries(layer, a, compressed)
     kv = g.linear(x, w.matrix("attn_kv_a_mqa", a.head_dim, spec.hidden))
@@ -132,15 +132,18 @@ def latent_attention(layer: Layer, x: Value) -> Value:
     w_key, w_value = _absorbed(a, w)
     q = g.concat_heads(q_rope, g.head_linear(q_nope, w_key, a.n_heads), n_heads=a.n_heads)
     k = g.concat_heads(g.columns(kv, a.rank, a.rope_dim), latent, n_heads=1)
-    table = layer.ropes.get(g, a.rope)
-    grown = layer.ropes.get(g, a.query_rope) if a.query_rope else table
-    q = g.rope(q, grown, head_dim=a.head_dim, neox=a.rope.neox)
-    k = g.rope(k, table, head_dim=a.head_dim, neox=a.rope.neox)
+    if a.rope is not None:
+        table = layer.ropes.get(g, a.rope)
+        grown = layer.ropes.get(g, a.query_rope) if a.query_rope else table
+        q = g.rope(q, grown, head_dim=a.head_dim, neox=a.rope.neox)
+        k = g.rope(k, table, head_dim=a.head_dim, neox=a.rope.neox)
     state = KVState(layer.name, 1, a.head_dim, a.rank, a.window, v_from_k=True)
     g.kv_store(k, None, state)
     keys = selected_keys(layer, a.index, compressed, x) if a.index else None
     mixed = g.attention(q, state, scale=a.scale, keys=keys)
     o = g.head_linear(mixed, w_value, a.n_heads)
+    if a.gated:
+        o = g.gate(o, g.linear(x, w.matrix("attn_gate", a.n_heads, spec.hidden)))
     return g.linear(o, w.matrix("attn_output", spec.hidden, a.n_heads * a.v_dim))
 
 

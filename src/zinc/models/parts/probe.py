@@ -72,6 +72,8 @@ KEYS: dict[str, int | float | str] = {
     "ssm.group_count": 4,
     "ssm.time_step_rank": 4,
     "ssm.inner_size": WIDTH,
+    "kda.head_dim": 64,
+    "kda.gate_lower_bound": -5.0,
 }
 
 

@@ -134,9 +134,15 @@ class Weights:
     def flat(self, name: str, shape: tuple[int, ...], suffix: str = "weight") -> Weight:
         """Return a required float32 tensor of `shape` as a vector, the last dimension fastest.
 
-        suffix "": its name has none.
+        suffix "": its name has none. The file may lack leading dimensions of 1, which quantisers
+        drop.
         """
-        whole = self._get(f"{self.prefix}{name}.{suffix}" if suffix else self.prefix + name, shape)
+        full = f"{self.prefix}{name}.{suffix}" if suffix else self.prefix + name
+        tensor = self.file.tensors.get(full)
+        n_dropped = 0 if tensor is None else max(0, len(shape) - len(tensor.shape))
+        if set(shape[:n_dropped]) == {1}:
+            shape = shape[n_dropped:]
+        whole = self._get(full, shape)
         return Weight(whole.name, whole.type, (math.prod(shape),))
 
     def plane_vectors(self, name: str, planes: int, cols: int, suffix: str = "bias") -> Weight:
