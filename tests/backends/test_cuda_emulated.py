@@ -45,7 +45,7 @@ ON_CUDA = (
         "nemotronhlatent",
         "jamba",
     ),
-    *("kimilinear", "bailingmoe3"),
+    *("kimilinear", "bailingmoe3", "step35"),
     "mistral3",
     "mistral4",
 )

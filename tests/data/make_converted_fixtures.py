@@ -106,6 +106,30 @@ BAILING3: dict[str, Any] = LATENT | {
     "topk_group": 1,
     "tie_word_embeddings": False,
 }
+STEP35: dict[str, Any] = {
+    "layer_types": [FULL, SLIDING, FULL],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "num_sliding_attention_heads": 6,
+    "sliding_window": WINDOW,
+    "rope_theta": [50000.0, 10000.0, 50000.0],
+    "partial_rotary_factors": [0.5, 1.0, 0.5],
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 2.0,
+        "original_max_position_embeddings": 32,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 8.0,
+    },
+    "moe_intermediate_size": 32,
+    "share_expert_dim": 32,
+    "n_routed_experts": 3,
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_router_scaling_factor": 3.0,
+    "swiglu_limits": [None, None, 0.3],
+    "swiglu_limits_shared": [0.3, None, 0.2],
+    "tie_word_embeddings": False,
+}
 # Without the sizes of attention.
 MAMBA: dict[str, Any] = {
     "num_hidden_layers": 2,
@@ -284,6 +308,24 @@ def muse_glimmer(**config: Any) -> torch.nn.Module:
             out_hidden_size=32,
             projector_hidden_size=32,
             tie_word_embeddings=True,
+            attn_implementation="eager",
+        )
+    )
+    randomise(made.eval().float())
+    return made
+
+
+def step35() -> torch.nn.Module:
+    """Return a random Step 3.5, whose only class has a vision tower too."""
+    tower = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    tower |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    tower["max_position_embeddings"] = 4
+    made = transformers.Step3p7ForConditionalGeneration(
+        transformers.Step3p7Config(
+            text_config=SIZES | STEP35,
+            vision_config=tower,
+            image_token_id=90,
+            tie_word_embeddings=False,
             attn_implementation="eager",
         )
     )
@@ -684,6 +726,7 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
     "stablelm12b": lambda: model(
         "StableLm", num_hidden_layers=2, use_parallel_residual=True, qk_layernorm=True, **HEADS
     ),
+    "step35": lambda: step35(),
     "starcoder2": lambda: model("Starcoder2", num_hidden_layers=2, sliding_window=WINDOW, **HEADS),
 }
 
@@ -915,6 +958,23 @@ PUBLISHED = {
         }
     ),
     "qwen3vlmoe": Published({}, qwen3vlmoe),
+    # Older models state the text's configuration at the top, under other names.
+    "step35": Published(
+        {
+            "architectures": ["Step3p5ForCausalLM"],
+            "text_config": None,
+            "vision_config": None,
+            **SIZES,
+            **STEP35,
+            "num_attention_groups": 2,
+            "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2},
+            "moe_num_experts": 3,
+            "moe_top_k": 2,
+            "moe_layers_enum": "1,2",
+            "norm_expert_weight": True,
+        },
+        lambda state: {key: t for key, t in state.items() if not key.startswith("vi")},
+    ),
 }
 
 

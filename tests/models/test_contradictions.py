@@ -77,12 +77,16 @@ def needed(file: GGUFFile) -> Iterator[Tensor]:
             yield tensor
 
 
+# Without a tensor `output`, the head is the embedding.
+OPTIONAL = {("step35", "rope_freqs.weight")}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_tensor_is_named(name: str) -> None:
     file = opened(name)
     for tensor in needed(file):
         without = changed(file, {tensor.name: None})
-        if tensor.name == "output.weight":  # the head is the embedding then
+        if tensor.name == "output.weight" or (name, tensor.name) in OPTIONAL:
             assert load(without)
             continue
         with pytest.raises(ModelError) as caught:

@@ -101,6 +101,10 @@ FEATURES = {
     "learned positions": lambda s: s.learned_positions,
     "gated output": lambda s: any(a.gated and not a.gate_apart for a in s.attention),
     "gated output by another matrix": lambda s: any(a.gate_apart for a in s.attention),
+    "a gate for each head": lambda s: any(a.head_gate for a in s.attention),
+    "layers of different query heads": lambda s: len({a.n_heads for a in s.attention}) > 1,
+    "limits in some MLPs": lambda s: len(set(s.mlp_limits)) > 1,
+    "limits in some experts": lambda s: s.experts is not None and len(set(s.experts.limits)) > 1,
     "scaled values": lambda s: any(a.v_scale != 1.0 for a in s.attention),
     "values shorter or longer than keys": lambda s: any(
         a.head_dim != a.head_dim_v for a in s.attention

@@ -6,13 +6,12 @@ others have a shared expert and experts chosen from groups by sigmoid scores wit
 
 from dataclasses import replace
 
-from zinc.formats.gguf import GGUFArray, GGUFFile
+from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
 from zinc.models.parts.kda import kimi_delta_from, kimi_delta_mixer
 from zinc.models.parts.latent import latent_from
 from zinc.models.parts.metadata import Metadata
 from zinc.models.parts.moe import experts_from, leading_dense_layers
-from zinc.models.parts.refusal import unsupported
 from zinc.models.parts.spec import ModelSpec, dense_spec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
@@ -23,16 +22,15 @@ ARCH = "bailingmoe3"
 def spec(file: GGUFFile) -> ModelSpec:
     m = Metadata(file, ARCH)
     m.require("kda.gate_lower_bound", "rope.freq_base", "expert_weights_scale")
-    for key in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
-        limits = file.metadata.get(f"{ARCH}.{key}")
-        if isinstance(limits, GGUFArray) and any(limits):
-            raise unsupported(file, "it limits the activations of its experts")
     base = dense_spec(file, ARCH, neox=False, hybrid=True)
     return replace(
         base,
         attention=(replace(latent_from(file, ARCH), gated=True),) * base.n_layers,
         recurrence=kimi_delta_from(file, ARCH, base.n_layers, low_rank=False),
-        experts=experts_from(file, ARCH),
+        experts=replace(
+            experts_from(file, ARCH), limits=m.limits("swiglu_clamp_exp", base.n_layers)
+        ),
+        mlp_limits=m.limits("swiglu_clamp_shexp", base.n_layers),
         n_dense_layers=leading_dense_layers(file, ARCH, base.n_layers),
     )
 

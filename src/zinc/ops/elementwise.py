@@ -51,7 +51,7 @@ def activate(function: int, gate: FloatArray, up: FloatArray, attrs: Attrs) -> F
     """Return function(gate) * up, where `function` is an ActivationFn.
 
     The clamped SwiGLU is g * sigmoid(alpha g) * (u + 1) with g = min(gate, limit) and
-    u = clamp(up, -limit, limit).
+    u = clamp(up, -limit, limit). The limited SiLU is min(silu(gate), limit) * u.
     """
     g = gate.astype(np.float64)
     if function == ActivationFn.SILU:
@@ -68,6 +68,9 @@ def activate(function: int, gate: FloatArray, up: FloatArray, attrs: Attrs) -> F
         limit, alpha = float(attrs["limit"]), float(attrs["alpha"])
         g = np.minimum(g, limit)
         y = g * sigmoid(alpha * g) * (np.clip(up, -limit, limit) + 1)
+    elif function == ActivationFn.LIMITED_SILU:
+        limit = float(attrs["limit"])
+        y = np.minimum(g * sigmoid(g), limit) * np.clip(up, -limit, limit)
     else:
         raise ValueError(f"unknown activation function {function}")
     return y.astype(np.float32)

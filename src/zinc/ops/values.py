@@ -41,6 +41,7 @@ class ActivationFn(IntEnum):
     CLAMPED_SWIGLU = 3  # of gpt-oss, with attributes `alpha` and `limit`
     GELU_ERF = 4  # exact, with the error function
     IDENTITY = 5  # so that a gate and its input are multiplied
+    LIMITED_SILU = 6  # with the attribute `limit`
 
 
 @dataclass(frozen=True, slots=True)

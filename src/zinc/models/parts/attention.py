@@ -22,7 +22,7 @@ def attention(layer: Layer, x: Value) -> Value:
     else:
         q = _projection(layer, x, "attn_q")
         if a.gated:
-            gate = layer.linear(x, "attn_gate", a.n_heads * a.head_dim_v)
+            gate = layer.linear(x, "attn_gate", a.n_heads * (1 if a.head_gate else a.head_dim_v))
     if a.kv_layer is None:
         k = _projection(layer, x, "attn_k")
         v = k if a.k_is_v else _projection(layer, x, "attn_v")

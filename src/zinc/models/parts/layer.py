@@ -8,7 +8,7 @@ from zinc.models.parts.rope import Rope
 from zinc.models.parts.spec import Attention, ModelSpec, Norm
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
-from zinc.ops.values import Value
+from zinc.ops.values import ActivationFn, Value
 
 
 @dataclass(slots=True)
@@ -73,6 +73,18 @@ class Layer:
     def norm(self, x: Value, name: str) -> Value:
         """Return the norm of rows x [tokens, hidden] with the weight `name`."""
         return normalise(self.g, self.spec, self.w, x, name)
+
+    def activation(self, limits: tuple[float, ...]) -> tuple[ActivationFn, dict[str, float]]:
+        """Return the activation function of an MLP or of experts, and its attributes.
+
+        limits: for each layer, 0 for none; () if none has one.
+        """
+        limit = limits[self.index] if limits else 0.0
+        if limit and self.spec.activation is ActivationFn.SILU:
+            return ActivationFn.LIMITED_SILU, {"limit": limit}
+        if self.spec.activation is ActivationFn.CLAMPED_SWIGLU:
+            return self.spec.activation, {"alpha": 1.702, "limit": 7.0}
+        return self.spec.activation, {}
 
     def residual(self, h: Value, x: Value, norm: str) -> Value:
         """Return x + h for the output h [tokens, hidden] of a mixer or an MLP.

@@ -148,6 +148,19 @@ class Metadata:
             )
         return array[:n_layers]
 
+    def limits(self, key: str, n_layers: int) -> tuple[float, ...]:
+        """Return the limit of activations in each layer, 0 for none; () if none has one."""
+        if not self._is_array(key):
+            limit = self.optional_positive(key)
+            return (limit,) * n_layers if limit else ()
+        limits = self.layer_values(key, n_layers)
+        if not all(isinstance(x, float) and 0 <= x < float("inf") for x in limits):
+            raise damaged(
+                self.file,
+                f"{self.arch}.{key} is {limits}, and limits must be numbers of at least 0",
+            )
+        return tuple(limits) if any(limits) else ()
+
     def symmetric_window(self) -> int:
         """Return the window of an encoder: a token sees others less than this far away.
 

@@ -39,5 +39,6 @@ def gated_mlp(layer: Layer, x: Value, ffn: int) -> Value:
     else:
         gate = layer.linear(x, "ffn_gate", ffn)
         up = layer.linear(x, "ffn_up", ffn)
-    h = g.glu(gate, up, activation=spec.activation)
+    activation, attrs = layer.activation(spec.mlp_limits)
+    h = g.glu(gate, up, activation=activation, **attrs)
     return layer.linear(h, "ffn_down", spec.hidden, ffn)

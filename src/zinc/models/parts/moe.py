@@ -10,7 +10,7 @@ from zinc.models.parts.metadata import MAX_LAYERS, MAX_WIDTH, Metadata
 from zinc.models.parts.refusal import damaged, incomplete, unsupported
 from zinc.models.parts.spec import Experts
 from zinc.ops.moe import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN
-from zinc.ops.values import ActivationFn, Value, Weight
+from zinc.ops.values import Value, Weight
 
 MAX_EXPERTS, MAX_CHOSEN = 4096, 256
 # `expert_gating_func` of the GGUF specification.
@@ -188,8 +188,8 @@ def routed_experts(
         b_gate = w.plane_vectors("ffn_gate_exps", e.count, e.ffn)
         b_up = w.plane_vectors("ffn_up_exps", e.count, e.ffn)
         b_down = w.plane_vectors("ffn_down_exps", e.count, spec.hidden)
-    attrs = {"alpha": 1.702, "limit": 7.0} if spec.activation == ActivationFn.CLAMPED_SWIGLU else {}
-    h = g.moe_glu(x, order, starts, gate, up, b_gate, b_up, activation=spec.activation, **attrs)
+    activation, attrs = layer.activation(e.limits)
+    h = g.moe_glu(x, order, starts, gate, up, b_gate, b_up, activation=activation, **attrs)
     scale = w.optional_vector("ffn_down_exps", e.count, "scale")
     y = g.moe_down(h, order, starts, routes, down, b_down, scale)
     return layer.linear(y, "ffn_latent_up", spec.hidden, e.latent) if e.latent else y
@@ -225,7 +225,8 @@ def _shared_experts(layer: Layer, e: Experts, x: Value) -> Value:
         return g.linear(h, w.matrix("ffn_down_shexp", hidden, ffn))
     gate = g.linear(x, w.matrix("ffn_gate_shexp", ffn, hidden))
     up = g.linear(x, w.matrix("ffn_up_shexp", ffn, hidden))
-    h = g.glu(gate, up, activation=layer.spec.activation)
+    activation, attrs = layer.activation(layer.spec.mlp_limits)
+    h = g.glu(gate, up, activation=activation, **attrs)
     if e.shared_gate:
         h = g.gate(h, g.linear(x, w.row("ffn_gate_inp_shexp", hidden)))
     return g.linear(h, w.matrix("ffn_down_shexp", hidden, ffn))

@@ -48,6 +48,11 @@ class Rope:
             return self
         return replace(self, divisors=self.long_divisors, long_divisors=None, scaling="longrope")
 
+    def first_half(self) -> Rope:
+        """Return the RoPE over the first half of the dimensions, with the divisors of these."""
+        dims = self.dims // 2
+        return replace(self, dims=dims, divisors=self.divisors and self.divisors[: dims // 2])
+
     def inverse_frequencies(self) -> Constant:
         """Return theta_i = base^(-2i / dims), divided and interpolated according to the scaling."""
         plain = [self.base ** (-2.0 * i / self.dims) for i in range(self.dims // 2)]

@@ -42,10 +42,10 @@ class Attention:
     k_is_v: values are the K projection before norm and RoPE; there is no attn_v. v_norm: RMS norm
     without weight on every value head. kv_layer: the layer whose cache this one reads instead of
     having its own. sinks: a learned logit per head in the softmax denominator. v_scale: multiplies
-    the values. gated: the sigmoid of a gate for each query head scales the output of that head;
-    attn_q makes it too, or with gate_apart the matrix attn_gate. query_rope: the RoPE of queries,
-    if it is not that of keys. top_k: the most positions that a query sees, 0 for all.
-    stacked_heads: attn_qkv has the rows of q, k and v for each head in turn.
+    the values. gated: the sigmoid of a gate for each column scales the output; attn_q makes it too,
+    or with gate_apart the matrix attn_gate, and with head_gate as well, one gate for each head.
+    query_rope: the RoPE of queries, if it is not that of keys. top_k: the most positions that a
+    query sees, 0 for all. stacked_heads: attn_qkv has the rows of q, k and v for each head in turn.
     """
 
     n_heads: int
@@ -66,6 +66,7 @@ class Attention:
     v_scale: float = 1.0
     gated: bool = False
     gate_apart: bool = False
+    head_gate: bool = False
     query_rope: Rope | None = None
     alibi: bool = False
     top_k: int = 0
@@ -91,7 +92,8 @@ class Experts:
     The op `route` defines scoring, groups and weights. shared_ffn: total width of the shared
     experts, 0 without any; with shared_gate their output is scaled by sigmoid(gate(x)). biases: the
     router and the experts have biases. gated: experts multiply by a gate. latent: width of the rows
-    that routed experts read and write, between two projections; 0 for the hidden width.
+    that routed experts read and write, between two projections; 0 for the hidden width. limits: for
+    each layer, the limit of the activations of routed experts, 0 for none; () if none has one.
     """
 
     count: int
@@ -108,6 +110,7 @@ class Experts:
     biases: bool = False
     gated: bool = True
     latent: int = 0
+    limits: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +148,11 @@ class ModelSpec:
     mixer_norm, head_norm: tensors that normalise the input of the mixer and of the head.
     recurrence: recurrent layers in place of attention. mlp_layers: for each layer, whether it is an
     MLP without a mixer; the others are mixers without an MLP. norm: kind of all norms. gated_mlp:
-    the MLP multiplies by a gate. learned_positions: the embedding of a token's position is added to
-    that of its id. logit_scale: multiplies the logits. required_tensors: names that every layer
-    must have, though other architectures built from the same parts go without. causal: a token sees
-    the tokens before it only, as in every decoder. ranks: a head scores documents for queries.
+    the MLP multiplies by a gate. mlp_limits: as `Experts.limits`, for MLPs and shared experts.
+    learned_positions: the embedding of a token's position is added to that of its id. logit_scale:
+    multiplies the logits. required_tensors: names that every layer must have, though other
+    architectures built from the same parts go without. causal: a token sees the tokens before it
+    only, as in every decoder. ranks: a head scores documents for queries.
     task_prompts: pairs of a purpose (query, document, classification, clustering, similarity) and
     the text that the model expects before a text to embed for it.
 
@@ -180,6 +184,7 @@ class ModelSpec:
     norm: Norm = Norm.RMS
     parallel: bool = False
     gated_mlp: bool = True
+    mlp_limits: tuple[float, ...] = ()
     learned_positions: bool = False
     pre_norms: bool = True
     post_norms: bool = False
@@ -249,7 +254,7 @@ def dense_spec(
 ) -> ModelSpec:
     """Return the spec of a decoder whose layers are all alike, from the keys under `{arch}.`.
 
-    They may differ in the number of KV heads. neox: RoPE pairs dimensions i and i + dims/2, else 2i
+    They may differ in the number of heads. neox: RoPE pairs dimensions i and i + dims/2, else 2i
     and 2i + 1. norm: its kind decides which key has the eps. hybrid: layers without KV heads are
     recurrent, and have the attention of another layer in the spec. Raises ModelError for missing or
     impossible sizes.
@@ -257,17 +262,17 @@ def dense_spec(
     m = Metadata(file, arch)
     hidden = m.size("embedding_length", MAX_WIDTH)
     n_layers, n_nextn = m.layers()
-    n_heads = m.size("attention.head_count", MAX_HEADS)
-    n_kv_heads = m.kv_heads(n_heads, n_layers, hybrid=hybrid)
-    head_dim = m.size("attention.key_length", MAX_WIDTH, default=max(1, hidden // n_heads))
+    n_heads = m.sizes("attention.head_count", MAX_HEADS, n_layers)
+    n_kv_heads = m.kv_heads(n_heads[0], n_layers, hybrid=hybrid)
+    head_dim = m.size("attention.key_length", MAX_WIDTH, default=max(1, hidden // n_heads[0]))
     head_dim_v = m.size("attention.value_length", MAX_WIDTH, default=head_dim)
     rope = rope_from(file, arch, head_dim, neox=neox)
     attention = []
-    for n in (n or max(n_kv_heads) for n in n_kv_heads):
-        m.check_sharing(n_heads, n)
+    for n_queries, n in zip(n_heads, (n or max(n_kv_heads) for n in n_kv_heads), strict=True):
+        m.check_sharing(n_queries, n)
         attention.append(
             Attention(
-                n_heads=n_heads,
+                n_heads=n_queries,
                 n_kv_heads=n,
                 head_dim=head_dim,
                 head_dim_v=head_dim_v,

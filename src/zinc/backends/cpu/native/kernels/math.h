@@ -90,17 +90,18 @@ enum class ActivationFn : int {
     relu_squared = 2,
     clamped_swiglu = 3,
     gelu_erf = 4,
-    identity = 5
+    identity = 5,
+    limited_silu = 6
 };
-constexpr int kLastActivation = 5;
+constexpr int kLastActivation = 6;
 
 struct Glu {
     ActivationFn fn = ActivationFn::silu;
-    float alpha = 1.702f, limit = 7.0f;  // of clamped_swiglu
+    float alpha = 1.702f, limit = 7.0f;  // of clamped_swiglu, and limit of limited_silu
 };
 
 // fn(gate) * up. clamped_swiglu is g * sigmoid(alpha g) * (u + 1) with g = min(gate, limit) and u = up
-// clamped to [-limit, limit].
+// clamped to [-limit, limit]; limited_silu is min(silu(gate), limit) * u.
 inline F32x16 glu(const Glu& p, F32x16 gate, F32x16 up) {
     switch (p.fn) {
         case ActivationFn::gelu: return gelu(gate) * up;
@@ -115,6 +116,10 @@ inline F32x16 glu(const Glu& p, F32x16 gate, F32x16 up) {
             const F32x16 g = min(limit, gate);
             const F32x16 u = min(limit, max(F32x16::zero() - limit, up));
             return g / (one + exp(F32x16::set1(-p.alpha) * g)) * (u + one);
+        }
+        case ActivationFn::limited_silu: {
+            const F32x16 limit = F32x16::set1(p.limit);
+            return min(limit, silu(gate)) * min(limit, max(F32x16::zero() - limit, up));
         }
         default: return silu(gate) * up;
     }

@@ -1,0 +1,43 @@
+"""Step 3.5 and 3.7 Flash: sliding layers with more heads, a gate for each head, and experts.
+
+RoPE turns all of a head in sliding layers and half of it in the others. Leading layers are dense;
+experts are chosen by sigmoid scores with a bias, and some layers limit activations.
+"""
+
+from dataclasses import replace
+
+from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.decoder import decoder
+from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
+from zinc.models.parts.moe import experts_from, leading_dense_layers
+from zinc.models.parts.rope import sliding_rope
+from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.ops.moe import SIGMOID
+
+ARCH = "step35"
+
+
+def spec(file: GGUFFile) -> ModelSpec:
+    m = Metadata(file, ARCH)
+    m.require("rope.freq_base")
+    base = dense_spec(file, ARCH, neox=True, qk_norm=True)
+    window, n_layers = m.size("attention.sliding_window", MAX_CONTEXT), base.n_layers
+    attention = []
+    for a, slides in zip(base.attention, m.sliding_layers(n_layers, period=4), strict=True):
+        assert a.rope is not None
+        rope = a.rope.first_half()
+        if slides:
+            rope = sliding_rope(file, ARCH, a.rope.dims, a.head_dim, a.rope.base)
+        a = replace(a, rope=rope, window=window if slides else 0)
+        attention.append(replace(a, gated=True, gate_apart=True, head_gate=True))
+    experts = experts_from(file, ARCH, scoring=SIGMOID)
+    return replace(
+        base,
+        attention=tuple(attention),
+        experts=replace(experts, limits=m.limits("swiglu_clamp_exp", n_layers)),
+        mlp_limits=m.limits("swiglu_clamp_shexp", n_layers),
+        n_dense_layers=leading_dense_layers(file, ARCH, n_layers),
+    )
+
+
+build = decoder
