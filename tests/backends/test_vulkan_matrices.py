@@ -262,7 +262,9 @@ def test_attention_with_intels_matrices_agrees_with_reference(
     case = wide if name == "wide" else CASES[name]
     used = noted(intel, monkeypatch)
     check(intel, OPS["attention"], case)
-    assert {shader.name for shader in used if "matrices" in shader.name} == {MANY}
+    m, n, _ = intel.features.matrix
+    wanted = {MANY} if 4 * intel.features.subgroup <= m * n else set()
+    assert {shader.name for shader in used if "matrices" in shader.name} == wanted
 
 
 @pytest.mark.every

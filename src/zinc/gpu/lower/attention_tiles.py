@@ -117,8 +117,10 @@ def _has_matrices(state: KVState, at: Addresses, rows: int, keys: int) -> bool:
     else:
         tile = 16 * max(keys * (key + value), rows * key)
     scored = rows * (4 * (keys + 4) + 2 * (keys + 8) + 12)  # scores, weights, running maxima
+    matrix = at.features.matrix
     return (
         at.features.cooperative_matrix
+        and 4 * at.features.subgroup <= matrix.m * matrix.n  # a lane has four scores of a row
         and at.kv(state).block_tokens >= keys
         and state.head_dim % 16 == state.head_dim_v % 16 == 0
         and max(state.head_dim, state.head_dim_v) <= MAX_MATRIX_DIM
