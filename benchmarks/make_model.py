@@ -137,6 +137,9 @@ SHAPES = {
     "qwen3-1.7b": Shape("qwen3", 28, 2048, 6144, 16, 8, 128, 151936, 40960, 1e6),
     "qwen3-8b": Shape("qwen3", 36, 4096, 12288, 32, 8, 128, 151936, 40960, 1e6, tied=False),
     "llama3-1b": Shape("llama", 16, 2048, 8192, 32, 8, 64, 128256, 131072, 5e5, qk_norm=False),
+    "llama3-70b": Shape(
+        *("llama", 80, 8192, 28672, 64, 8, 128, 128256, 131072, 5e5), qk_norm=False, tied=False
+    ),
     "qwen35-0.8b": Shape(
         *("qwen35", 24, 1024, 3584, 8, 2, 256, 248320, 262144, 1e7),
         delta=DeltaNet(16, 16, 128),

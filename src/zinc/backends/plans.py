@@ -134,6 +134,9 @@ class Plan:
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
 
+# The kernel of a launch in which devices exchange rows. It is not an op: its inputs are the rows
+# that the device sends, None if it sends none, and its outputs those that it receives.
+EXCHANGE = "exchange"
 # The output of a part that does not compute the output of the whole plan.
 NO_OUTPUT = Ref(0, Dim.OUTPUTS, 0, RowFormat.F32, 0, 0)
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import groupby, islice
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,6 @@ from zinc.backends.api import (
     Work,
 )
 from zinc.backends.capabilities import BackendKind, Capabilities, Roofline
-from zinc.backends.collectives import Collectives, HostCollectives
 from zinc.backends.micro_batches import Pipeline, can_overlap, micro_batches
 from zinc.backends.plans import (
     AllReduce,
@@ -108,7 +107,6 @@ class SplitProgram:
         self.plan: Plan = plan
         self.work = Work()
         self._programs = tuple(programs)
-        self._collectives: Collectives = HostCollectives(programs)
         self._threads: ThreadPoolExecutor | None = None
         self._schedule: list[tuple[int, Segment | Transfer | AllReduce]] = []
         n = 0
@@ -187,10 +185,22 @@ class SplitProgram:
         """Transfer a value, or add up the parts of one."""
         if isinstance(entry, AllReduce):
             if rows := step.rows(entry.terms[0].total.dim):
-                self._collectives.all_reduce(entry, rows)
+                self._all_reduce(entry, rows)
         elif rows := step.rows(entry.sent.dim):
             sent = self._programs[entry.source].read(entry.sent, rows)
             self._programs[entry.target].write(entry.received, sent)
+
+    def _all_reduce(self, entry: AllReduce, rows: int) -> None:
+        """Add up the parts in their order, and write the total to each device."""
+        first, *others = (
+            self._programs[term.device].read(term.part, rows)
+            for term in entry.terms
+            if term.part is not None
+        )
+        for part in others:
+            first += part
+        for term in entry.terms:
+            self._programs[term.device].write(term.total, first)
 
     def read(self, ref: Ref, rows: int) -> FloatArray:
         return self._programs[self._makers[ref.id]].read(ref, rows)
@@ -220,6 +230,20 @@ class SplitProgram:
             if isinstance(entry, Segment) and 0 <= launch - at < entry.last - entry.first:
                 return entry.device, entry.first + launch - at
         raise IndexError(f"the plan has no launch {launch}")
+
+
+@runtime_checkable
+class Linkable(Protocol):
+    """A backend whose device may write the memory of other devices."""
+
+    def link(
+        self, devices: Sequence[Backend], plan: SplitPlan, caches: Sequence[Any]
+    ) -> SplitProgram | None:
+        """Return a program whose devices exchange rows without the host, None if they cannot.
+
+        The parts of `plan` run on `devices` with `caches`.
+        """
+        ...
 
 
 def unique_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -355,6 +379,11 @@ class SplitBackend:
 
     def prepare(self, plan: Plan, cache: Any) -> SplitProgram:
         assert isinstance(plan, SplitPlan)
+        first = self.devices[0]
+        if isinstance(first, Linkable):
+            linked = first.link(self.devices, plan, cache.caches)
+            if linked is not None:
+                return linked
         programs = [
             backend.prepare(part, each)
             for backend, part, each in zip(self.devices, plan.parts, cache.caches, strict=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zinc.backends.plans import Launch, Plan, Ref
+from zinc.backends.plans import EXCHANGE, Launch, Plan, Ref
 from zinc.gpu.bucket import Bucket
 from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, KVState, RecurrentState
@@ -38,11 +38,15 @@ class Access:
 
 def accesses(launch: Launch, rows: dict[Dim, int]) -> Iterator[Access]:
     """Yield the reads and writes of a launch in a step with `rows[dim]` rows of each dim."""
-    for operand, x in OPS[launch.kernel].signature.declared(launch.inputs):
-        if isinstance(x, Ref):
-            yield _range(x, rows, False)
-        elif isinstance(x, KVState | RecurrentState):
-            yield Access(x.name, 0, 1, operand.written)
+    if launch.kernel == EXCHANGE:
+        yield Access(EXCHANGE, 0, 1, True)  # exchanges run one after another
+        yield from (_range(x, rows, False) for x in launch.inputs if isinstance(x, Ref))
+    else:
+        for operand, x in OPS[launch.kernel].signature.declared(launch.inputs):
+            if isinstance(x, Ref):
+                yield _range(x, rows, False)
+            elif isinstance(x, KVState | RecurrentState):
+                yield Access(x.name, 0, 1, operand.written)
     for ref in launch.outputs:
         yield _range(ref, rows, True)
 

@@ -155,13 +155,14 @@ class GpuProgram:
         self.last_ended = 0.0
 
     def step(self, step: Step) -> FloatArray:
-        return self._submit(step, logits=True).logits()
+        return self.submit(step, logits=True).logits()
 
     def sample(self, step: Step) -> RunningStep:
         assert step.sample_params is not None
-        return self._submit(step, logits=bool((step.sample_params["k"] == 0).any()))
+        return self.submit(step, logits=bool((step.sample_params["k"] == 0).any()))
 
-    def _submit(self, step: Step, logits: bool) -> RunningStep:
+    def submit(self, step: Step, logits: bool) -> RunningStep:
+        """Queue a step. logits: copy the logits to the host. Waits while two steps are queued."""
         self._check(step)
         slot = self._free_slot()
         recorded = self._recorded(Bucket.of_step(self.plan, step, logits), slot)

@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import CacheLayout, TensorData, wants_batch_invariance
+from zinc.backends.api import Backend, CacheLayout, TensorData, wants_batch_invariance
 from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo, DeviceKind, Roofline
 from zinc.backends.cuda import compiler
 from zinc.backends.cuda.driver import candidates, choose
 from zinc.backends.cuda.lower import registry
 from zinc.backends.cuda.tilings import CUDA_TILINGS
 from zinc.backends.cuda.upload import Uploader, can_upload
+from zinc.backends.plans import AllReduce, SplitPlan
 from zinc.gpu import lower
+from zinc.gpu.arguments.structs import MAX_PEERS
 from zinc.gpu.backend import GpuBackend, GpuKernels
 from zinc.gpu.cache import GpuCache
 from zinc.gpu.kernel_set import FUSED, LOWERINGS, KernelSet
 from zinc.gpu.memory import Slice
 from zinc.gpu.packing import StreamWeights
+from zinc.gpu.peers import PeerProgram, peer_program
 from zinc.ops.values import State, Weight
 from zinc.quant.blocks import row_bytes
 
@@ -96,6 +99,23 @@ class CudaBackend(CudaKernels, GpuBackend):
             rows = data.read().reshape(-1, row_bytes(data.type, weight.cols))[rows_from]
             data = TensorData(data.type, data.shape, rows.reshape(-1))
         self._uploader.upload(data, n_rows, weight.cols, place)
+
+    def link(
+        self, devices: Sequence[Backend], plan: SplitPlan, caches: Sequence[GpuCache]
+    ) -> PeerProgram | None:
+        """Return a program whose cards exchange rows by themselves, None if they cannot.
+
+        It is for plans that divide tensors, which exchange rows several times a layer.
+        """
+        cards = [cast(CudaBackend, x) for x in devices if isinstance(x, CudaBackend)]
+        from zinc.backends.cuda import peers
+
+        exchanges = any(isinstance(entry, AllReduce) for entry in plan.schedule)
+        if not exchanges or len(cards) < len(devices) or len(cards) > MAX_PEERS:
+            return None
+        if not peers.connect([card.host for card in cards]):
+            return None
+        return peer_program(cards, plan, caches)
 
     def measure(self) -> Roofline:
         from zinc.backends.cuda import limits

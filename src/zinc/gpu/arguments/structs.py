@@ -35,6 +35,8 @@ from zinc.gpu.arguments.layout import (
 from zinc.ops.step import SAMPLE_PARAMS
 
 MAX_TABLES = 8
+MAX_PEERS = 8  # cards that exchange rows
+EXCHANGE_BLOCKS = 64  # most blocks of an exchange, each with a flag
 _DTYPES = {
     np.dtype("<i4"): I32,
     np.dtype("<u4"): U32,
@@ -706,3 +708,30 @@ class PackArguments(Struct):
     h: Uints
     s: Bytes
     n_blocks: U32
+
+
+class PeerTable(Struct):
+    """Addresses by which a card reaches all cards that it exchanges rows with, and itself."""
+
+    mailboxes: Annotated[tuple[int, ...], array(pointer("uint8_t"), MAX_PEERS)]
+    flags: Annotated[tuple[int, ...], array(pointer("uint", "uint32_t"), MAX_PEERS)]
+    rounds: Annotated[Uints, "exchanges that each block has ended"]
+    slot_bytes: Annotated[U64, "of one sender"]
+    cards: U32
+    card: Annotated[U32, "its own number"]
+
+
+class ExchangeArguments(Struct):
+    """Arguments of the kernel that exchanges rows between cards. senders, receivers: a bit each."""
+
+    step: StepAddress
+    peers: Annotated[int, pointer("PeerTable")]
+    sent: Bytes
+    received: Bytes
+    sent_stride: U32
+    received_stride: U32
+    cols: U32
+    dim: U32
+    senders: U32
+    receivers: U32
+    slot: Annotated[U32, "of the mailboxes, 0 or 1"]
