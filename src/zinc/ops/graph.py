@@ -170,7 +170,19 @@ class Graph:
         group = group or x.cols
         return self._make("layer_norm", [x, weight, bias], x.cols, x.dim, eps=eps, group=group)
 
-    def linear(self, x: Value, weight: Weight, bias: Weight | None = None) -> Value:
+    def match_rms(self, x: Value, like: Value, *, eps: float) -> Value:
+        """Return each run of columns of x, as wide as `like`, scaled to the RMS of `like`.
+
+        eps: the least mean square that x is taken to have.
+        """
+        assert x.cols % like.cols == 0
+        return self._make("match_rms", [x, like], x.cols, x.dim, eps=eps)
+
+    def statistical_top(self, x: Value, *, cut: float) -> Value:
+        """Return max(0, x - mean(x) - cut * std(x)) for each row."""
+        return self._make("statistical_top", [x], x.cols, x.dim, cut=cut)
+
+    def linear(self, x: Value, weight: Weight, bias: Weight | Constant | None = None) -> Value:
         """Return x [rows, cols] times weight [out, cols] transposed, plus bias [out]."""
         return self._make("linear", [x, weight, bias, None], weight.rows, x.dim, n_parts=1)
 
@@ -247,6 +259,7 @@ class Graph:
             window=state.window if window is None else window,
             softcap=softcap,
             **({} if causal else {"causal": 0}),
+            **({"chunked": 1} if chunked else {}),
         )
 
     def select_keys(self, q: Value, weights: Value, state: KVState, *, top_k: int) -> Value:
@@ -261,6 +274,26 @@ class Graph:
     def add(self, a: Value, b: Value) -> Value:
         """Return a + b."""
         return self._make("add", [a, b], a.cols, a.dim)
+
+    def mix(
+        self,
+        x: Value,
+        coefficients: Value | None,
+        *,
+        n_inputs: int = 1,
+        n_outputs: int = 1,
+        weight: Weight | None = None,
+    ) -> Value:
+        """Return y_i = weight * sum over j of c_ij x_j for `n_inputs` runs of columns x_j.
+
+        A row of `coefficients` is [n_outputs, n_inputs]; without them all are 1. The weight has an
+        element for each column of a run.
+        """
+        assert x.cols % n_inputs == 0
+        assert coefficients is None or coefficients.cols == n_outputs * n_inputs
+        cols = x.cols // n_inputs * n_outputs
+        attrs = {"n_inputs": n_inputs, "n_outputs": n_outputs}
+        return self._make("mix", [x, coefficients, weight, None], cols, x.dim, **attrs)
 
     def columns(self, x: Value, first: int, cols: int) -> Value:
         """Return columns [first, first + cols) of x. The planner makes it a view, never a copy."""

@@ -1,4 +1,7 @@
-"""RMS normalisation (Zhang and Sennrich, 2019) and layer normalisation (Ba et al., 2016)."""
+"""RMS normalisation (Zhang and Sennrich, 2019), layer normalisation (Ba et al., 2016), and more.
+
+`match_rms` gives a row the size of another, and `statistical_top` keeps its largest elements.
+"""
 
 from __future__ import annotations
 
@@ -115,3 +118,53 @@ def layer_norm(
     if bias is not None:
         y = y + bias
     return [y.astype(np.float32)]
+
+
+def _match_cases() -> Iterator[Case]:
+    for cols, runs in ((48, 1), (256, 3), (1100, 2)):
+        case = Case(f"{runs}x{cols}")
+        yield case.returns(case.graph.match_rms(case.rows(runs * cols), case.rows(cols), eps=1e-5))
+    case = Case("small")
+    x = case.graph.scale(case.rows(64), 1e-3)
+    yield case.returns(case.graph.match_rms(x, case.rows(64), eps=1e-5))
+
+
+@op(
+    rows("x"),
+    rows("like"),
+    cost=elementwise_cost,
+    cases=_match_cases,
+    row_wise=True,
+    division=lambda node: Division(
+        node.outputs[0].cols // node.rows("like").cols, whole=frozenset({"like"})
+    ),
+)
+def match_rms(step: Step, attrs: Attrs, x: FloatArray, like: FloatArray) -> Sequence[FloatArray]:
+    """Return x / sqrt(max(mean(x^2), eps)) * rms(like).
+
+    That is for each run of columns of x, which are as wide as `like`.
+    """
+    runs = x.reshape(len(x), -1, like.shape[1]).astype(np.float64)
+    mean = np.square(runs).mean(axis=2, keepdims=True)
+    target = np.square(like, dtype=np.float64).mean(axis=1)[:, None, None]
+    y = runs * np.sqrt(target / np.maximum(mean, float(attrs["eps"])))
+    return [y.reshape(x.shape).astype(np.float32)]
+
+
+def _top_cases() -> Iterator[Case]:
+    for cols in (48, 90, 1100):
+        case = Case(f"row{cols}")
+        x = case.graph.add(case.rows(cols), case.graph.embed(case.given(_offsets(cols))))
+        yield case.returns(case.graph.statistical_top(x, cut=0.7))
+
+
+@op(rows("x"), cost=elementwise_cost, cases=_top_cases, row_wise=True)
+def statistical_top(step: Step, attrs: Attrs, x: FloatArray) -> Sequence[FloatArray]:
+    """Return max(0, x - mean(x) - cut * std(x)) for each row.
+
+    It keeps the share of a row that lies beyond `cut` standard deviations, if the row is normally
+    distributed (You et al. 2025, Spark Transformer, statistical top-k).
+    """
+    rows = x.astype(np.float64)
+    limit = rows.mean(axis=1, keepdims=True) + float(attrs["cut"]) * rows.std(axis=1, keepdims=True)
+    return [np.maximum(rows - limit, 0).astype(np.float32)]

@@ -316,11 +316,30 @@ class ConcatArguments(Struct):
     dim: U32
 
 
+class MixArguments(Struct):
+    step: StepAddress
+    x: Bytes
+    coefficients: Annotated[Bytes, "a row is [outputs, inputs]; null if all are 1"]
+    weight: Annotated[Bytes, "of each column of a run, or null"]
+    residual: Bytes
+    y: Bytes
+    x_stride: U32
+    coefficients_stride: U32
+    residual_stride: U32
+    y_stride: U32
+    cols: Annotated[U32, "of y"]
+    width: Annotated[U32, "columns of a run"]
+    n_inputs: Annotated[U32, "runs of x"]
+    dim: U32
+
+
 class NormArguments(Struct):
     step: StepAddress
     x: Bytes
     weight: Bytes
-    other: Annotated[Bytes, "the residual, the gate of a gated norm, or the bias of a layer norm"]
+    other: Annotated[
+        Bytes, "the residual, the gate of a gated norm, the bias of a layer norm, the row to match"
+    ]
     y: Bytes
     x_stride: U32
     other_stride: U32

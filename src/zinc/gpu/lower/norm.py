@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zinc.backends.plans import Launch, Ref
+from zinc.backends.plans import Launch, Operand, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import NormArguments
 from zinc.gpu.bucket import Bucket
@@ -26,18 +26,33 @@ NORM_FIRST, GATE_FIRST = 1, 2  # values of GATED in kernels/norm.slang
 
 @lowers("rms_norm")
 def rms_norm(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    return _norm(launch, at, bucket, other=rows_or_none(launch, "residual"))
+    weight, residual = launch.input("weight"), rows_or_none(launch, "residual")
+    return _norm(launch, at, bucket, weight=weight, other=residual)
 
 
 @lowers("gated_norm")
 def gated_norm(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     gated = GATE_FIRST if launch.attributes["gate_first"] else NORM_FIRST
-    return _norm(launch, at, bucket, gated=gated, other=rows(launch, "z"))
+    weight, z = launch.input("weight"), rows(launch, "z")
+    return _norm(launch, at, bucket, gated=gated, weight=weight, other=z)
 
 
 @lowers("layer_norm")
 def layer_norm(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    return _norm(launch, at, bucket, mean=True, bias=vector_or_null(at, launch.input("bias")))
+    weight, bias = launch.input("weight"), vector_or_null(at, launch.input("bias"))
+    return _norm(launch, at, bucket, kind="MEAN", weight=weight, bias=bias)
+
+
+@lowers("match_rms")
+def match_rms(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    like = rows(launch, "like")
+    return _norm(launch, at, bucket, other=like, kind="LIKE", group=like.cols)
+
+
+@lowers("statistical_top")
+def statistical_top(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    cut, cols = float(launch.attributes["cut"]), rows(launch, "x").cols
+    return _norm(launch, at, bucket, kind="CUT", group=cols, eps=cut)
 
 
 def _norm(
@@ -46,16 +61,20 @@ def _norm(
     bucket: Bucket,
     *,
     gated: int = 0,
-    mean: bool = False,
+    kind: str = "",
+    weight: Operand = None,
     other: Ref | None = None,
     bias: int = 0,
+    group: int = 0,
+    eps: float | None = None,
 ) -> list[Dispatch]:
     """Return the dispatch of a norm. The kernel reads a bias as the same row of `other` each time.
 
-    gated, mean: macros of the kernel. other: its rows. bias: the address of one row in their place.
+    gated: a macro of the kernel. kind: the name of another, which is 1. other: rows of the kernel.
+    bias: the address of one row in their place. group, eps: the attributes of the op by default.
     """
     x, (y,) = rows(launch, "x"), launch.outputs
-    group = int(launch.attributes["group"])
+    group = group or int(launch.attributes["group"])
     # At least two float4s a thread: with fewer waves the barrier of the reduction is cheaper.
     threads = min(MAX_THREADS, max(32, power_of_two(ceil_div(group, 8))))
     aligned = in_vectors(at, x, y, other) and group % 4 == 0
@@ -67,14 +86,14 @@ def _norm(
             ("GATED", gated),
             ("Q8", is_q8(y)),
             ("VECTORS", int(aligned)),
-            *((("MEAN", 1),) if mean else ()),
+            *(((kind, 1),) if kind else ()),
         ),
     )
     other_at, other_stride = (bias, 0) if bias else ref_or_null(at, other)
     arguments = NormArguments(
         step=at.step,
         x=at.ref(x),
-        weight=vector_or_null(at, launch.input("weight")),
+        weight=vector_or_null(at, weight),
         other=other_at,
         y=at.ref(y),
         x_stride=x.stride,
@@ -83,6 +102,6 @@ def _norm(
         cols=x.cols,
         group=group,
         dim=dim_code(launch.dim, bucket),
-        eps=float(launch.attributes["eps"]),
+        eps=float(launch.attributes["eps"]) if eps is None else eps,
     )
     return [Dispatch(kernel, arguments, (x.cols // group, bucket.rows(launch.dim), 1))]

@@ -84,6 +84,10 @@ struct lora {
     static constexpr size_t n_inputs(size_t n_parts) { return 1 + 3 * n_parts; }
 };
 
+struct mix {
+    enum : size_t { x, coefficients, weight, residual, n_inputs };
+};
+
 struct route {
     enum : size_t { logits, bias, n_inputs };
 };
@@ -106,6 +110,14 @@ struct rms_norm {
 
 struct layer_norm {
     enum : size_t { x, weight, bias, n_inputs };
+};
+
+struct match_rms {
+    enum : size_t { x, like, n_inputs };
+};
+
+struct statistical_top {
+    enum : size_t { x, n_inputs };
 };
 
 struct delta_rule {

@@ -2,10 +2,15 @@
 // workgroup keeps one group in registers, FOURS float4s a thread.
 //   GATED  1: multiply by silu(other); 2: multiply x by silu(other) first, and the weight has an
 //          element for each column of the row; 0: add the residual `other`
+//   CUT    instead subtract the mean and `eps` times the standard deviation; 0 where that is negative
+//   LIKE   scale to the RMS of the row `other`; `eps` is the least mean square of x
 //   MEAN   layer norm: subtract the mean first; weight and the bias `other` have an element for each
 //          column of the row
 //   Q8     rows of y are 8-bit blocks (q8)
 
+#ifndef LIKE
+#define LIKE 0
+#endif
 #include "arguments.h"
 
 using Arguments = NormArguments;
@@ -36,7 +41,7 @@ EARLY_KERNEL(norm, Arguments)
     waitForInputs();
     if (group.y >= rowsOf(args.step, args.dim)) return;
     uint8_t* x = rowAt(args.x, group.y, args.x_stride) + 4 * first;
-    uint8_t* other = rowAt(args.other, group.y, args.other_stride) + 4 * first;
+    uint8_t* other = rowAt(args.other, group.y, args.other_stride) + (LIKE ? 0 : 4 * first);
     // Issue all loads before the barrier of the sum.
     float4 v[FOURS], w[FOURS];
     UNROLL for (uint i = 0; i < FOURS; i++)
@@ -50,7 +55,7 @@ EARLY_KERNEL(norm, Arguments)
 #if GATED == 2
     UNROLL for (uint i = 0; i < FOURS; i++) v[i] *= w[i] / (1.0f + exp(-w[i]));
 #endif
-#if MEAN
+#if MEAN || CUT
     UNROLL for (uint i = 0; i < FOURS; i++) sum += v[i].x + v[i].y + v[i].z + v[i].w;
     float mean = sumOfGroup(sum, thread) / float(n);
     __syncthreads(); // before the next sum reuses the shared memory
@@ -60,17 +65,32 @@ EARLY_KERNEL(norm, Arguments)
             v[i][j] = 4 * (i * THREADS + thread) + j < n ? v[i][j] - mean : 0.0f;
 #endif
     UNROLL for (uint i = 0; i < FOURS; i++) sum += dot(v[i], v[i]);
+#if LIKE || CUT
+    float square = sumOfGroup(sum, thread) / float(n);
+#endif
+#if LIKE
+    __syncthreads(); // before the next sum reuses the shared memory
+    sum = 0;
+    UNROLL for (uint i = 0; i < FOURS; i++) sum += dot(w[i], w[i]);
+    float scale = sqrt(sumOfGroup(sum, thread) / float(n) / max(square, args.eps));
+#elif !CUT
     float scale = rsqrt(sumOfGroup(sum, thread) / float(n) + args.eps);
+#endif
 
     uint8_t* y = rowAt(args.y, group.y, args.y_stride);
     UNROLL for (uint i = 0; i < FOURS; i++)
     {
         uint col = 4 * (i * THREADS + thread);
         if (col >= n) break;
+#if CUT
+        float4 r;
+        UNROLL for (uint j = 0; j < 4; j++) r[j] = max(v[i][j] - args.eps * sqrt(square), 0.0f);
+#else
         float4 r = v[i] * scale * weight[i];
+#endif
 #if GATED == 1
         r *= w[i] / (1.0f + exp(-w[i]));
-#elif !GATED
+#elif !GATED && !LIKE
         r += w[i];
 #endif
 #if Q8

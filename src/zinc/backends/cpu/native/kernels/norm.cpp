@@ -1,6 +1,7 @@
 // rms_norm: y = x / rms(x) * weight + residual. layer_norm: y = (x - mean(x)) / rms(x - mean(x)) * weight +
 // bias. Both normalise whole rows or groups of columns. y is stored as f32 or, without a residual, quantised
-// for integer kernels.
+// for integer kernels. match_rms: y = x / rms(x) * rms(like). statistical_top: y = max(0, x - mean(x) - cut *
+// std(x)).
 #include "rows.h"
 
 namespace zinc::ZINC_LEVEL {
@@ -8,6 +9,8 @@ namespace {
 
 using in = operands::rms_norm;
 using layer_in = operands::layer_norm;
+using match_in = operands::match_rms;
+using top_in = operands::statistical_top;
 
 // The weight of rms_norm has a value for each column of a row or of a group. y may alias x or residual.
 struct Params {
@@ -101,9 +104,64 @@ void run_layer(const Launch& l, const Batch& batch, int chunk, Scratch& scratch)
     });
 }
 
+void prepare_match(Launch& l, const Attrs& attrs) {
+    require_operands(l, match_in::n_inputs, 1);
+    Params& p = l.as<Params>();
+    const int cols = l.out[0].cols;
+    p = {static_cast<float>(attrs.get("eps")), l.in[match_in::like].cols, false};
+    require(l, p.group > 0 && cols % p.group == 0, "runs must divide the columns");
+    require_rows(l, l.in[match_in::x], "x", RowFormat::f32, cols);
+    require_rows(l, l.in[match_in::like], "like", RowFormat::f32, p.group);
+    require_rows(l, l.out[0], "y", RowFormat::f32, cols);
+}
+
+int whole_row_chunks(const Launch& l, const Batch& batch, int) {
+    return Grid(l.rows(batch), l.out[0].cols, true).chunks();
+}
+
+void run_match(const Launch& l, const Batch& batch, int chunk, Scratch&) {
+    const Params p = l.as<Params>();
+    const auto n = static_cast<float>(p.group);
+    Grid(l.rows(batch), l.out[0].cols, true).each(chunk, [&](int r, int, int cols) {
+        const float *x = l.in[match_in::x].row(r), *like = l.in[match_in::like].row(r);
+        float* y = l.out[0].row(r);
+        const float target = sum_squares(like, p.group) / n;
+        for (int g = 0; g < cols; g += p.group) {
+            const float mean = std::max(sum_squares(x + g, p.group) / n, p.eps);
+            const F32x16 factor = F32x16::set1(std::sqrt(target / mean));
+            for_lanes(0, p.group,
+                      [&](int i, auto lanes) { store(load(x + g + i, lanes) * factor, y + g + i, lanes); });
+        }
+    });
+}
+
+void prepare_top(Launch& l, const Attrs& attrs) {
+    require_operands(l, top_in::n_inputs, 1);
+    require_rows(l, l.in[top_in::x], "x", RowFormat::f32, l.out[0].cols);
+    require_rows(l, l.out[0], "y", RowFormat::f32, l.out[0].cols);
+    l.as<float>() = static_cast<float>(attrs.get("cut"));
+}
+
+void run_top(const Launch& l, const Batch& batch, int chunk, Scratch&) {
+    const float cut = l.as<float>();
+    Grid(l.rows(batch), l.out[0].cols, true).each(chunk, [&](int r, int, int cols) {
+        const float* x = l.in[top_in::x].row(r);
+        float* y = l.out[0].row(r);
+        const auto n = static_cast<float>(cols);
+        const F32x16 mean = F32x16::set1(sum_of(x, cols) / n);
+        for_lanes(0, cols, [&](int i, auto lanes) { store(load(x + i, lanes) - mean, y + i, lanes); });
+        const F32x16 limit = F32x16::set1(cut * std::sqrt(sum_squares(y, cols) / n));
+        for_lanes(0, cols, [&](int i, auto lanes) {
+            store(max(load(y + i, lanes) - limit, F32x16::zero()), y + i, lanes);
+        });
+    });
+}
+
 }  // namespace
 
 const Kernel rms_norm_kernel{"rms_norm", prepare, chunks, run};
 const Kernel layer_norm_kernel{"layer_norm", prepare_layer, layer_chunks, run_layer};
+const Kernel match_rms_kernel{"match_rms", prepare_match, whole_row_chunks, run_match};
+const Kernel statistical_top_kernel{"statistical_top", prepare_top, whole_row_chunks, run_top};
 
 }  // namespace zinc::ZINC_LEVEL
