@@ -247,7 +247,7 @@ def model(family: str, **config: Any) -> torch.nn.Module:
 
     `config` overrides sizes; None leaves one out.
     """
-    text = "Text" if family == "Gemma4" else ""
+    text = "Text" if family in ("Gemma3n", "Gemma4", "Llama4") else ""
     kind = getattr(transformers, f"{family}{text}Config")
     last = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
     given = {key: value for key, value in (SIZES | config).items() if value is not None}
@@ -549,6 +549,18 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         num_experts=4,
         num_experts_per_tok=2,
         **SHORT_CONV,
+    ),
+    "llama4": lambda: model(
+        "Llama4",
+        num_hidden_layers=4,
+        intermediate_size_mlp=48,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=2,
+        attention_chunk_size=WINDOW,
+        floor_scale=8,
+        attn_scale=0.3,
+        rms_norm_eps=0.01,
     ),
     "maincoder": lambda: model("HunYuanDenseV1", num_hidden_layers=2),
     "mamba": lambda: model("Mamba", **MAMBA),
@@ -987,6 +999,10 @@ def set_vocab(converter: Any) -> None:
     if converter.hparams.get("model_type") == "mistral4":  # whose converter leaves the growth out
         growth = converter.rope_parameters["llama_4_scaling_beta"]
         converter.gguf_writer.add_attn_temperature_scale(growth)
+    if converter.hf_arch == "Llama4ForCausalLM":  # whose files do not state what all have
+        converter.gguf_writer.add_sliding_window(converter.hparams["attention_chunk_size"])
+        converter.gguf_writer.add_attn_temperature_scale(converter.hparams["attn_scale"])
+        converter.gguf_writer.add_attn_temperature_length(converter.hparams["floor_scale"])
     fields = gguf.GGUFReader(FOLDER / "llama.gguf").fields
     if len(fields["tokenizer.ggml.tokens"].data) != converter.hparams["vocab_size"]:
         return

@@ -359,6 +359,7 @@ def test_missing_tensors_are_named(tmp_path: Path, name: str, tensor: str) -> No
     ("name", "changes", "says"),
     [
         ("deepseek2v3", {"deepseek2.expert_gating_func": 4}, "gating function 4"),
+        ("llama4", {"llama4.expert_used_count": 2}, "2 experts scale the input"),
         ("mistral4", {"mistral4.attention.temperature_length": 5}, "every 8 positions"),
         ("mistral4", {"mistral4.rope.scaling.yarn_log_multiplier": 0.0}, "scales them too"),
     ],

@@ -123,6 +123,15 @@ def _cases() -> Iterator[Case]:
             yield _attention_case(case, 8, 2, 64, True, prepared=prepared)
     case = Case("window", 90, sequences=(70, 20))
     yield _attention_case(case, 4, 2, 32, True, window=16)
+    # Windows that follow each other: with few queries, many, few keys and many.
+    for case in (
+        Case("chunked-many", 90, sequences=(70, 20)),
+        Case("chunked-few", 13, sequences=(9, 1, 3), cached=37),
+        Case("chunked-one", 1, cached=45),
+    ):
+        yield _attention_case(case, 4, 2, 64, True, window=16, chunked=True)
+    case = Case("chunked-deep", 1, cached=700)
+    yield _attention_case(case, 8, 2, 128, True, window=300, chunked=True)
     case = Case("sinks", 30, sequences=(30,))
     yield _attention_case(case, 4, 2, 32, True, sinks=True, softcap=20.0)
     # Encoders: every token sees the whole text, with few queries, many, and several splits of keys.
@@ -161,6 +170,7 @@ def _attention_case(
     softcap: float = 0.0,
     prepared: str = "norm-rope",
     causal: bool = True,
+    chunked: bool = False,
     alibi: bool = False,
 ) -> Case:
     g = case.graph
@@ -187,6 +197,7 @@ def _attention_case(
         softcap=softcap,
         causal=causal,
         window=window,
+        chunked=chunked,
         slopes=slopes,
     )
     return case.returns(y)
@@ -219,10 +230,11 @@ def attention(
 
     Without `causal`, it is over all positions up to the last one of the sequence in the step. Query
     head h reads KV head h // (n_heads / n_kv_heads). A query sees positions less than `window` away
-    (0: all). `softcap` limits scores to cap * tanh(s / cap). A sink adds exp(sink) to the softmax
-    denominator of its head and has no value. ALiBi (Press et al. 2022) subtracts the slope of a
-    head times the distance of query and key from each score. With `keys`, a query sees only the
-    positions in its row of them (zinc.ops.select_keys).
+    (0: all), and with `chunked` those from the last multiple of `window` on. `softcap` limits
+    scores to cap * tanh(s / cap). A sink adds exp(sink) to the softmax denominator of its head and
+    has no value. ALiBi (Press et al. 2022) subtracts the slope of a head times the distance of
+    query and key from each score. With `keys`, a query sees only the positions in its row of
+    them (zinc.ops.select_keys).
     """
     causal = bool(attrs.get("causal", 1))
     n_heads, window, softcap = int(attrs["n_heads"]), int(attrs["window"]), float(attrs["softcap"])
@@ -254,6 +266,8 @@ def attention(
             selected = np.zeros((len(positions), len(key_positions) + 1), dtype=bool)
             np.put_along_axis(selected, keys[rows].astype(np.int32) - first, True, axis=1)
             visible &= selected[:, :-1]  # the last column is that of the position -1
+        if attrs.get("chunked"):
+            visible &= key_positions[None, :] >= (positions // window * window)[:, None]
         scores = np.where(visible, scores, -np.inf)
         top = scores.max(axis=2, keepdims=True)
         if sinks is not None:

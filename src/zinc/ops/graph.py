@@ -148,7 +148,12 @@ class Graph:
         return self._make("embed", [table], table.cols, Dim.TOKENS, **attrs)
 
     def rms_norm(
-        self, x: Value, weight: Weight | None, *, eps: float, group: int | None = None
+        self,
+        x: Value,
+        weight: Weight | Constant | None,
+        *,
+        eps: float,
+        group: int | None = None,
     ) -> Value:
         """Normalise each run of `group` columns (default: the row) and scale it by `weight`."""
         group = group or x.cols
@@ -208,14 +213,21 @@ class Graph:
         )
 
     def rope_table(
-        self, inv_freq: Constant, *, scale: float = 1.0, log_scale: float = 0.0, period: int = 1
+        self,
+        inv_freq: Constant,
+        *,
+        scale: float = 1.0,
+        log_scale: float = 0.0,
+        period: int = 1,
+        offset: int = 0,
     ) -> Value:
         """Return the cosines and sines of a step, for `rope`.
 
-        With `log_scale`, `scale` grows by the factor 1 + log_scale * log(1 + position // period).
+        With `log_scale`, `scale` grows by the factor
+        1 + log_scale * log(1 + (position + offset) // period).
         """
         grows = {"log_scale": log_scale, "period": period} if log_scale else {}
-        attrs = {"scale": scale, **grows}
+        attrs = {"scale": scale, **grows, **({"offset": offset} if offset else {})}
         return self._make("rope_table", [inv_freq], 2 * inv_freq.cols, Dim.TOKENS, **attrs)
 
     def rope(self, x: Value, table: Value, *, head_dim: int, neox: bool) -> Value:
@@ -239,15 +251,18 @@ class Graph:
         softcap: float = 0.0,
         causal: bool = True,
         window: int | None = None,
+        chunked: bool = False,
         slopes: Weight | Constant | None = None,
         keys: Value | None = None,
     ) -> Value:
         """Return attention of q [tokens, heads * head_dim] over the cached keys and values.
 
         Without `causal`, a token also sees the tokens of its sequence that follow it in the step.
-        window: that of the cache by default. slopes: ALiBi, a factor of the distance for each head.
+        window: that of the cache by default. chunked: windows do not slide, they follow each other.
+        slopes: ALiBi, a factor of the distance for each head.
         keys: the positions that each token sees (`select_keys`); None for all.
         """
+        assert causal or not chunked
         n_heads = q.cols // state.head_dim
         return self._make(
             "attention",

@@ -30,6 +30,10 @@ def _table_cases() -> Iterator[Case]:
     case.rows(16)
     frequencies = case.rope_frequencies(32)
     yield case.returns(case.graph.rope_table(frequencies, log_scale=0.1, period=16))
+    case = Case("table-growing-early", n_tokens=40)
+    case.rows(16)
+    frequencies = case.rope_frequencies(32)
+    yield case.returns(case.graph.rope_table(frequencies, log_scale=0.1, period=16, offset=1))
 
 
 @op(
@@ -41,12 +45,14 @@ def _table_cases() -> Iterator[Case]:
 def rope_table(step: Step, attrs: Attrs, inv_freq: FloatArray) -> Sequence[FloatArray]:
     """Return rows [cos | sin] of position * inv_freq, times scale: [tokens, 2 * len(inv_freq)].
 
-    With `log_scale`, the scale grows by the factor 1 + log_scale * log(1 + position // period).
+    With `log_scale`, the scale grows by the factor
+    1 + log_scale * log(1 + (position + offset) // period).
     """
     angle = step.positions[:, None].astype(np.float64) * inv_freq.astype(np.float64)
     table = np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * float(attrs["scale"])
     if log_scale := float(attrs.get("log_scale", 0.0)):
-        grown = np.log(1.0 + step.positions // int(attrs["period"]))
+        position = step.positions + int(attrs.get("offset", 0))
+        grown = np.log(1.0 + position // int(attrs["period"]))
         table *= 1.0 + log_scale * grown[:, None]
     return [table.astype(np.float32)]
 

@@ -140,6 +140,10 @@ class _Heads:
         return [node for node in (self.norm, self.rope) if node is not None]
 
     @property
+    def table(self) -> Input:
+        return self.rope.input("table") if self.rope else None
+
+    @property
     def norm_weight(self) -> Input:
         return self.norm.input("weight") if self.norm else None
 
@@ -164,6 +168,8 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None, ids: Iterator[i
         rows, norm = unwrap(turned, "rms_norm")
         if norm is not None and int(norm.attrs["group"]) != head_dim:
             rows, norm = turned, None  # it normalises all heads of a row together
+        if norm is not None and norm.input("weight") is None:
+            rows, norm = turned, None  # rope_store takes a norm without weight as none
         return _Heads(rows, norm, rope)
 
     def values(value: Input) -> _Heads | None:
@@ -189,7 +195,7 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None, ids: Iterator[i
         if store is not None:
             k, v = heads(store.rows("k"), state.head_dim), values(store.input("v"))
             dropped.add(id(store))
-            if q.rope and k.rope and q.rope.input("table") != k.rope.input("table"):
+            if q.table != k.table:
                 q, k = _Heads(node.rows("q"), None, None), _Heads(store.rows("k"), None, None)
         dropped |= {id(n) for part in (q, k, v) if part is not None for n in part.nodes}
         store = _rope_store(node, state, q, k, v)

@@ -28,6 +28,7 @@ from zinc.gpu.lower.elementwise import elementwise
 from zinc.gpu.lower.operands import (
     alibi,
     ceil_div,
+    chunked,
     dim_code,
     in_vectors,
     is_bidirectional,
@@ -249,6 +250,7 @@ def _few_kernel(
         (
             *cut.defines,
             *defines,
+            *chunked(launch),
             ("EACH", cut.each),
             ("HEAD_DIM", state.head_dim),
             ("HEAD_DIM_V", state.head_dim_v),

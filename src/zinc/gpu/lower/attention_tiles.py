@@ -13,6 +13,7 @@ from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower.operands import (
     alibi,
     ceil_div,
+    chunked,
     in_vectors,
     is_bidirectional,
     is_capped,
@@ -55,6 +56,7 @@ def many_queries(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> li
         (
             *own,
             *alibi(launch),
+            *chunked(launch),
             ("BK", keys),
             ("BQ", n_rows),
             ("HEAD_DIM", state.head_dim),

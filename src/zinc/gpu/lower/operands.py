@@ -87,6 +87,11 @@ def alibi(launch: Launch) -> tuple[tuple[str, int], ...]:
     return () if launch.input("slopes") is None else (("ALIBI", 1),)
 
 
+def chunked(launch: Launch) -> tuple[tuple[str, int], ...]:
+    """Return the macro CHUNKED if windows of attention follow each other, else nothing."""
+    return (("CHUNKED", 1),) if launch.attributes.get("chunked") else ()
+
+
 def is_capped(launch: Launch) -> int:
     """Return the macro SOFTCAP: 1 if attention caps its scores."""
     return int(float(launch.attributes["softcap"]) > 0)

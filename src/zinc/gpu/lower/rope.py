@@ -35,7 +35,9 @@ def rope_table(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         log_scale=float(launch.attributes.get("log_scale", 0.0)),
         period=int(launch.attributes.get("period", 1)),
     )
-    kernel = KernelVariant("rope_table", (("THREADS", TABLE_THREADS),))
+    offset = int(launch.attributes.get("offset", 0))
+    shift = (("OFFSET", offset),) if offset else ()
+    kernel = KernelVariant("rope_table", (*shift, ("THREADS", TABLE_THREADS)))
     return [Dispatch(kernel, arguments, (ceil_div(n, TABLE_THREADS), bucket.tokens, 1))]
 
 

@@ -49,6 +49,7 @@ def attention(layer: Layer, x: Value) -> Value:
         softcap=a.softcap,
         causal=spec.causal,
         window=a.window,
+        chunked=a.chunked,
         slopes=alibi_slopes(a.n_heads) if a.alibi else None,
     )
     if a.v_scale != 1.0:  # the output is a mean of the values, and shorter than all of them
@@ -94,7 +95,11 @@ def _normalised(layer: Layer, x: Value, name: str) -> Value:
         head_dim = layer.attention.head_dim
         weight = layer.w.flat(name, (x.cols // head_dim, head_dim))
         return layer.g.layer_norm(x, weight, None, eps=layer.spec.eps, group=head_dim)
-    group = x.cols if layer.attention.joint_norm else layer.attention.head_dim
+    a = layer.attention
+    group = x.cols if a.joint_norm else a.head_dim
+    if a.plain_norm:
+        ones = Constant(f"ones_{group}", (1.0,) * group)
+        return layer.g.rms_norm(x, ones, eps=layer.spec.eps, group=group)
     return layer.g.rms_norm(x, layer.w.vector(name, group), eps=layer.spec.eps, group=group)
 
 

@@ -25,6 +25,7 @@ class RopeTables:
                 scale=rope.scale,
                 log_scale=rope.log_scale,
                 period=rope.original_context or 1,
+                offset=rope.offset,
             )
         return self.tables[rope]
 

@@ -10,11 +10,11 @@ from zinc.ops.values import Value
 def mlp(layer: Layer, x: Value, residual: Value) -> Value:
     """Return residual + MLP(x) for normalised rows x [tokens, hidden].
 
-    Layers from `n_dense_layers` on have experts, if the model has any.
+    Layers from `n_dense_layers` on have experts, if the model has any: the last of each period.
     """
-    spec = layer.spec
-    if spec.experts is not None and layer.index >= spec.n_dense_layers:
-        return expert_mlp(layer, spec.experts, x, residual)
+    spec, e = layer.spec, layer.spec.experts
+    if e is not None and layer.index >= spec.n_dense_layers and (layer.index + 1) % e.period == 0:
+        return expert_mlp(layer, e, x, residual)
     h = (gated_mlp if spec.gated_mlp else plain_mlp)(layer, x, spec.ffn)
     return layer.residual(h, residual, "post_ffw_norm")
 

@@ -139,16 +139,20 @@ def expert_mlp(layer: Layer, e: Experts, x: Value, residual: Value | None) -> Va
     bias = w.vector("ffn_gate_inp", e.count, "bias") if e.biases else None
     logits = g.linear(x, w.matrix("ffn_gate_inp", e.count, hidden), bias)
     routes = _route(layer, e, logits)
+    given = x
+    if e.scales_input:
+        given = g.mix(x, g.columns(routes, 1, 1))
+        routes = g.route(logits, None, top_k=1, scoring=SOFTMAX_CHOSEN)  # with a weight of 1
     order, starts = g.group_experts(routes, n_experts=e.count)
     if layer.spec.post_norms and residual is not None:
-        h = routed_experts(layer, e, x, routes, order, starts)
+        h = routed_experts(layer, e, given, routes, order, starts)
         if e.shared_ffn:
             h = g.add(h, _shared_experts(layer, e, x))
         return layer.residual(h, residual, "post_ffw_norm")
     if e.shared_ffn:
         shared = _shared_experts(layer, e, x)
         residual = shared if residual is None else g.add(shared, residual)
-    h = routed_experts(layer, e, x, routes, order, starts)
+    h = routed_experts(layer, e, given, routes, order, starts)
     return h if residual is None else g.add(h, residual)
 
 

@@ -23,8 +23,8 @@ class Rope:
     longrope (then `divisors` are those for long contexts). factor: context extension. truncate: the
     YaRN ramp starts and ends at whole dimensions. divisors: divide the frequencies, one for each
     pair. long_divisors: take their place beyond the original context. log_scale: cosines and sines
-    grow by the factor 1 + log_scale * log(1 + position // original_context). unrotated: dimensions
-    after `dims` that grow too, without rotation; only for pairs of neighbours.
+    grow by the factor 1 + log_scale * log(1 + (position + offset) // original_context). unrotated:
+    dimensions after `dims` that grow too, without rotation; only for pairs of neighbours.
     """
 
     dims: int
@@ -40,6 +40,7 @@ class Rope:
     divisors: tuple[float, ...] | None = None
     long_divisors: tuple[float, ...] | None = None
     log_scale: float = 0.0
+    offset: int = 0
     unrotated: int = 0
 
     def beyond_original(self) -> Rope:

@@ -35,10 +35,11 @@ class Attention:
     """One attention layer; n_heads / n_kv_heads query heads share each KV head.
 
     window: tokens that a query sees, 0 for all; in an encoder it sees those less than this far
-    away, before and after it. alibi: scores fall with the distance of query and key. softcap: cap
-    of the attention scores, 0 for none.
+    away, before and after it. chunked: it sees those from the last multiple of `window` on. alibi:
+    scores fall with the distance of query and key. softcap: cap of the attention scores, 0 for
+    none.
     qk_norm: norm of every q and k head; with joint_norm, of all heads of a row together; with
-    late_norm, after RoPE.
+    late_norm, after RoPE. plain_norm: that norm has no weights.
     k_is_v: values are the K projection before norm and RoPE; there is no attn_v. v_norm: RMS norm
     without weight on every value head. kv_layer: the layer whose cache this one reads instead of
     having its own. sinks: a learned logit per head in the softmax denominator. v_scale: multiplies
@@ -55,10 +56,12 @@ class Attention:
     scale: float
     rope: Rope | None
     window: int = 0
+    chunked: bool = False
     softcap: float = 0.0
     qk_norm: bool = False
     joint_norm: bool = False
     late_norm: bool = False
+    plain_norm: bool = False
     k_is_v: bool = False
     v_norm: bool = False
     kv_layer: int | None = None
@@ -94,6 +97,8 @@ class Experts:
     router and the experts have biases. gated: experts multiply by a gate. latent: width of the rows
     that routed experts read and write, between two projections; 0 for the hidden width. limits: for
     each layer, the limit of the activations of routed experts, 0 for none; () if none has one.
+    period: the last layer of each `period` has experts, the others are dense. scales_input: the
+    weight of an expert multiplies its input, not its output; only with a top_k of 1.
     """
 
     count: int
@@ -111,6 +116,8 @@ class Experts:
     gated: bool = True
     latent: int = 0
     limits: tuple[float, ...] = ()
+    period: int = 1
+    scales_input: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 // Each split leaves partial sums for attention_merge; a token with one split is finished
 // here.
 //   ALIBI     scores fall with the distance of query and key, by a slope of each head
+//   CHUNKED   a token sees the keys from the last multiple of the window on
 //   PREPARES  heads of q, k and v come as the projections made them. Each workgroup normalises and
 //             rotates the heads that it needs, and the workgroups of the last split store key and
 //             value in the cache. No other workgroup of this step reads them there. The last
@@ -14,6 +15,9 @@
 
 #ifndef ALIBI
 #define ALIBI 0
+#endif
+#ifndef CHUNKED
+#define CHUNKED 0
 #endif
 #ifndef ONE_TOKEN
 #define ONE_TOKEN 0
@@ -94,6 +98,16 @@ struct KeySplit
         return score;
     }
 
+    /// The first key that the token at a position sees.
+    MEMBER uint firstKey(ARGS, uint position)
+    {
+#if CHUNKED
+        return position / args.window * args.window;
+#else
+        return args.window > 0 && position >= args.window ? position - args.window + 1 : 0;
+#endif
+    }
+
     /// Finds the keys of the split. It starts at a multiple of `keys` positions, and the lengths of
     /// two splits differ by at most `keys`.
     MEMBER void findKeys(ARGS, uint keys)
@@ -103,7 +117,7 @@ struct KeySplit
         else if (args.is_one_token == 0) sequence = args.step->sequence[token];
         position = positionOf(args.step, token);
         blocks = args.step->tables[table] + sequence * args.step->table_stride[table];
-        first = args.window > 0 && position >= args.window ? position - args.window + 1 : 0;
+        first = firstKey(args, position);
         uint start = first / keys * keys;
         begin = start;
         uint last = position;

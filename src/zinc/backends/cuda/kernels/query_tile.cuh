@@ -1,10 +1,14 @@
 // The part of attention that the kernels for many queries share. A workgroup takes a KV head and a
 // tile of BQ rows of one sequence. A row is one query head of one token; the heads of a token that
 // share the KV head are neighbouring rows. The kernel defines Arguments.
-//   ALIBI  scores fall with the distance of query and key, by a slope of each head
+//   ALIBI    scores fall with the distance of query and key, by a slope of each head
+//   CHUNKED  a token sees the keys from the last multiple of the window on
 
 #ifndef ALIBI
 #define ALIBI 0
+#endif
+#ifndef CHUNKED
+#define CHUNKED 0
 #endif
 
 #include "step.cuh"
@@ -30,7 +34,21 @@ struct QueryTile
 
     MEMBER bool isVisible(ARGS, uint position, uint key)
     {
+#if CHUNKED
+        return key <= position && key >= firstOf(args, position);
+#else
         return key <= lastOf(args, position) && (args.window == 0 || key + args.window > position);
+#endif
+    }
+
+    /// The first key that the token at a position sees.
+    MEMBER uint firstOf(ARGS, uint position)
+    {
+#if CHUNKED
+        return position / args.window * args.window;
+#else
+        return args.window > 0 && position >= args.window ? position - args.window + 1 : 0;
+#endif
     }
 
     /// The last key that the token at a position sees.
@@ -54,7 +72,11 @@ struct QueryTile
     MEMBER bool masks(ARGS, uint from, uint to)
     {
         return to > lastOf(args, positionOf(0))
+#if CHUNKED
+            || from < firstOf(args, positionOf(rows - 1));
+#else
             || (args.window > 0 && from + args.window <= positionOf(rows - 1));
+#endif
     }
 
     /// The query of row r. Rows past the last one repeat it.
@@ -142,8 +164,7 @@ DEVICE QueryTile findTile(ARGS, uint kv_head, uint index)
     t.row0 = index * BQ;
     t.rows = min(BQ, n_rows - t.row0);
     t.position0 = positionOf(args.step, t.start);
-    uint position = t.positionOf(0);
-    t.first = args.window > 0 && position >= args.window ? position - args.window + 1 : 0;
+    t.first = t.firstOf(args, t.positionOf(0));
     t.end = t.position0 + n_rows / t.rep - 1;
     t.last = t.lastOf(args, t.positionOf(t.rows - 1));
     return t;

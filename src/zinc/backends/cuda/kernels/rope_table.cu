@@ -1,8 +1,11 @@
 // rope_table: cosines, then sines of position * frequency, times a scale. One angle a thread.
-// The scale may grow with the logarithm of the position.
+// The scale may grow with the logarithm of the position, or of the position plus OFFSET.
 // Angles grow with the context, so they are kept as a sum of two floats and reduced in three steps
 // (Cody and Waite). The device's own sine is exact to 2^-11 only.
 
+#ifndef OFFSET
+#define OFFSET 0
+#endif
 #include "arguments.h"
 
 using Arguments = RopeTableArguments;
@@ -35,7 +38,7 @@ KERNEL(rope_table, Arguments)
     if (group.y >= args.step->tokens || i >= args.n) return;
     float position = float(positionOf(args.step, group.y)), frequency = args.frequencies[i];
     float angle = position * frequency;
-    float grown = logf(1.0f + float(positionOf(args.step, group.y) / args.period));
+    float grown = logf(1.0f + float((positionOf(args.step, group.y) + OFFSET) / args.period));
     float scale = args.scale * (1.0f + args.log_scale * grown);
     float2 r = scale * sineAndCosine(angle, mad(position, frequency, -angle));
     float* y = (float*)(args.y + uint64_t(group.y) * args.y_stride);

@@ -19,6 +19,7 @@ from zinc.gpu.lower.attention import attend, merge, partial_bytes, stored, visib
 from zinc.gpu.lower.operands import (
     alibi,
     ceil_div,
+    chunked,
     in_vectors,
     is_bidirectional,
     is_capped,
@@ -104,6 +105,7 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
         "attention_mma",
         (
             *alibi(launch),
+            *chunked(launch),
             ("BK", tile.keys),
             ("HEAD_DIM", state.head_dim),
             ("HEAD_DIM_V", state.head_dim_v),

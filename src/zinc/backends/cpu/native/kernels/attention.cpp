@@ -61,6 +61,7 @@ void prepare(Launch& l, const Attrs& attrs) {
     p.window = static_cast<int>(attrs.get("window", 0));
     p.causal = attrs.get("causal", 1) != 0;
     p.top_k = l.in[in::keys] ? l.in[in::keys].cols : 0;
+    p.chunked = attrs.get("chunked", 0) != 0;
     p.item_tokens = std::max(1, kItemRows / p.queries);
     p.item_rows = std::min(p.queries * p.item_tokens, kItemRows);
     p.pieces = (p.queries + kItemRows - 1) / kItemRows;
@@ -68,6 +69,7 @@ void prepare(Launch& l, const Attrs& attrs) {
     const auto scale = static_cast<float>(attrs.get("scale"));
     const auto cap = static_cast<float>(attrs.get("softcap", 0));
     require(l, p.window >= 0 && cap >= 0, "window and softcap must not be negative");
+    require(l, !p.chunked || (p.window > 0 && p.causal), "chunks need a size and causal attention");
     p.query_scale = cap > 0 ? scale / cap : scale * kLog2e;
     p.cap = cap * kLog2e;
     require_rows(l, l.in[in::q], "q", RowFormat::f32, int64_t{p.n_heads} * p.dim);

@@ -21,11 +21,13 @@ struct Params {
     int pieces, piece_queries;                 // parts of a token's heads: one unless queries > kItemRows
     int top_k;                                 // positions that a query sees, 0 for all
     bool causal;                               // else a query sees all positions of its sequence
+    bool chunked;                              // windows follow each other
     float query_scale, cap;                    // logits are in units of log 2: both contain a factor 1 / ln 2
 };
 
 // The first position that the query at `position` sees.
 inline int first_key(const Params& p, int position) {
+    if (p.chunked) return position / p.window * p.window;
     return p.window ? std::max(0, position - p.window + 1) : 0;
 }
 

@@ -18,7 +18,7 @@ using table_in = operands::rope_table;
 
 struct TableScale {
     double scale, log_scale;
-    int period;
+    int period, offset;
 };
 
 void prepare_table(Launch& l, const Attrs& attrs) {
@@ -29,7 +29,8 @@ void prepare_table(Launch& l, const Attrs& attrs) {
     require_vector(l, l.in[table_in::inv_freq], "inv_freq", cols / 2);
     require(l, l.dim == Dim::tokens, "must have one row for each token");
     auto& s = l.as<TableScale>();
-    s = {attrs.get("scale", 1.0), attrs.get("log_scale", 0.0), static_cast<int>(attrs.get("period", 1))};
+    s = {attrs.get("scale", 1.0), attrs.get("log_scale", 0.0), static_cast<int>(attrs.get("period", 1)),
+         static_cast<int>(attrs.get("offset", 0))};
     require(l, s.period > 0, "the period must be positive");
 }
 
@@ -43,7 +44,8 @@ void run_table(const Launch& l, const Batch& batch, int chunk, Scratch&) {
     const auto& s = l.as<TableScale>();
     table_grid(l, batch).each(chunk, [&](int t, int, int) {
         float* tab = l.out[0].row(t);
-        const double scale = s.scale * (1 + s.log_scale * std::log(1.0 + batch.positions[t] / s.period));
+        const int periods = (batch.positions[t] + s.offset) / s.period;
+        const double scale = s.scale * (1 + s.log_scale * std::log(1.0 + periods));
         for (int i = 0; i < half; ++i) {
             const double angle = static_cast<double>(batch.positions[t]) * static_cast<double>(inv_freq[i]);
             tab[i] = static_cast<float>(std::cos(angle) * scale);
