@@ -46,6 +46,7 @@ ON_CUDA = (
         "jamba",
     ),
     *("kimilinear", "bailingmoe3", "step35"),
+    "gemma3n",
     "llama4",
     "mistral3",
     "mistral4",

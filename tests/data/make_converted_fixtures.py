@@ -336,7 +336,7 @@ def step35() -> torch.nn.Module:
 def randomise(model: torch.nn.Module) -> None:
     """Fill all parameters, and the buffers that a file stores, with random float16 numbers."""
     generator = torch.Generator().manual_seed(1)
-    is_gemma4 = type(model).__name__.startswith("Gemma4")
+    is_unscaled = type(model).__name__.startswith(("Gemma3n", "Gemma4"))
     filled = set()
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
@@ -352,7 +352,7 @@ def randomise(model: torch.nn.Module) -> None:
                 noise = 0.3 * noise
             else:
                 noise = noise * (0.5 if "embed" in name else 1 / math.sqrt(tensor.shape[-1]))
-            if is_gemma4 and name.endswith(("q_norm.weight", "k_norm.weight")):
+            if is_unscaled and name.endswith(("q_norm.weight", "k_norm.weight")):
                 noise = 0.5 * noise  # scores are not divided by the size of heads
             tensor.copy_(noise.half())
 
@@ -456,6 +456,20 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
         **HEADS,
     ),
     "falconh1": lambda: model("FalconH1", **FALCON_H1),
+    "gemma3n": lambda: model(
+        "Gemma3n",
+        num_hidden_layers=5,
+        layer_types=[SLIDING, FULL, SLIDING, SLIDING, FULL],
+        sliding_window=WINDOW,
+        num_kv_shared_layers=2,
+        vocab_size_per_layer_input=VOCAB,
+        hidden_size_per_layer_input=16,
+        altup_active_idx=1,
+        **HEADS,
+        laurel_rank=8,
+        activation_sparsity_pattern=[0.7, 0.7, 0.0, 0.0, 0.0],
+        final_logit_softcapping=20.0,
+    ),
     "gemma4e": lambda: model(
         "Gemma4",
         **GEMMA4,

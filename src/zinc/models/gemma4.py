@@ -13,6 +13,7 @@ from math import sqrt
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import embed, head, layers
+from zinc.models.parts.gemma import kv_owners
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Metadata
 from zinc.models.parts.mlp import gated_mlp
@@ -68,11 +69,7 @@ def spec(file: GGUFFile) -> Gemma4Spec:
 
 
 def attention_layers(file: GGUFFile, m: Metadata, n_layers: int) -> tuple[Attention, ...]:
-    """Return the attention of each layer.
-
-    The last `shared_kv_layers` read the cache of the last earlier layer of their kind (sliding or
-    global).
-    """
+    """Return the attention of each layer."""
     n_heads = m.sizes("attention.head_count", MAX_HEADS, n_layers)
     n_kv_heads = m.sizes("attention.head_count_kv", MAX_HEADS, n_layers, default=n_heads[0])
     sliding = m.sliding_layers(n_layers, period=6)
@@ -82,18 +79,16 @@ def attention_layers(file: GGUFFile, m: Metadata, n_layers: int) -> tuple[Attent
     local_dims = m.size("rope.dimension_count_swa", MAX_WIDTH, default=local_dim)
     local_rope = sliding_rope(file, "gemma4", local_dims, local_dim)
     full_rope = rope_from(file, "gemma4", full_dim, neox=True)
-    first_shared = n_layers - m.optional_size("attention.shared_kv_layers", n_layers)
+    owners = kv_owners(file, sliding, m.optional_size("attention.shared_kv_layers", n_layers))
     scale = m.positive("attention.scale", default=1.0)
 
-    owner: dict[bool, int] = {}  # slides -> the last layer of this kind that has a cache
     attention: list[Attention] = []
     for i, slides in enumerate(sliding):
         m.check_sharing(n_heads[i], n_kv_heads[i])
-        if i < first_shared:
-            owner[slides] = i
-        elif slides not in owner or n_kv_heads[owner[slides]] != n_kv_heads[i]:
+        owner = owners[i]
+        if owner is not None and n_kv_heads[owner] != n_kv_heads[i]:
             raise damaged(
-                file, f"layer {i} shares the KV of an earlier layer of its kind, and there is none"
+                file, f"layer {i} shares the KV of layer {owner}, which has other KV heads"
             )
         head_dim = local_dim if slides else full_dim
         attention.append(
@@ -108,7 +103,7 @@ def attention_layers(file: GGUFFile, m: Metadata, n_layers: int) -> tuple[Attent
                 qk_norm=True,
                 k_is_v=not slides and not Weights(file).layer(i).has("attn_v"),
                 v_norm=True,
-                kv_layer=None if i < first_shared else owner[slides],
+                kv_layer=owner,
             )
         )
     return tuple(attention)

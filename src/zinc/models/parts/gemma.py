@@ -1,8 +1,12 @@
-"""The score scale that Gemma 2 and Gemma 3 share."""
+"""Parts of the Gemma family: the score scale of Gemma 2 and 3, the shared KV of 3n and 4."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.metadata import Metadata
+from zinc.models.parts.refusal import damaged
 from zinc.models.parts.spec import ModelSpec
 
 
@@ -16,3 +20,24 @@ def query_scale(m: Metadata, spec: ModelSpec, layers_of_largest: int) -> float:
     a = spec.attention[0]
     d = spec.hidden // a.n_heads if spec.n_layers == layers_of_largest else a.head_dim
     return m.positive("attention.scale", default=max(1, d) ** -0.5)
+
+
+def kv_owners(file: GGUFFile, sliding: Sequence[bool], n_shared: int) -> list[int | None]:
+    """Return for each layer the layer whose cache it reads, None if it has its own.
+
+    The last `n_shared` layers read that of the last earlier layer of their kind, sliding or global.
+    Raises ModelError if there is none.
+    """
+    owners: list[int | None] = []
+    last: dict[bool, int] = {}  # slides -> the last layer of this kind that has a cache
+    for i, slides in enumerate(sliding):
+        if i < len(sliding) - n_shared:
+            last[slides] = i
+            owners.append(None)
+        elif slides in last:
+            owners.append(last[slides])
+        else:
+            raise damaged(
+                file, f"layer {i} shares the KV of an earlier layer of its kind, and there is none"
+            )
+    return owners

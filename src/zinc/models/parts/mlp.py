@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.moe import expert_mlp
 from zinc.ops.values import Value
@@ -26,10 +28,11 @@ def plain_mlp(layer: Layer, x: Value, ffn: int) -> Value:
     return layer.linear(h, "ffn_down", layer.spec.hidden, ffn)
 
 
-def gated_mlp(layer: Layer, x: Value, ffn: int) -> Value:
+def gated_mlp(layer: Layer, x: Value, ffn: int, cut: float = -inf) -> Value:
     """Return down(act(gate(x)) * up(x)) for rows x [tokens, hidden]; `ffn` is the inner width.
 
-    In files without ffn_gate, ffn_up holds the rows of the gate and then those of up.
+    In files without ffn_gate, ffn_up holds the rows of the gate and then those of up. cut: only
+    gates that many standard deviations above the mean count, as in the op `statistical_top`.
     """
     g, spec, w = layer.g, layer.spec, layer.w
     if w.stacks("ffn_up", 2 * ffn) and not w.has("ffn_gate"):
@@ -39,6 +42,8 @@ def gated_mlp(layer: Layer, x: Value, ffn: int) -> Value:
     else:
         gate = layer.linear(x, "ffn_gate", ffn)
         up = layer.linear(x, "ffn_up", ffn)
+    if cut > -inf:
+        gate = g.statistical_top(gate, cut=cut)
     activation, attrs = layer.activation(spec.mlp_limits)
     h = g.glu(gate, up, activation=activation, **attrs)
     return layer.linear(h, "ffn_down", spec.hidden, ffn)

@@ -91,10 +91,12 @@ class ProbeFile(GGUFFile):
         self.tensors = MappingProxyType(tensors)
 
 
-def _array(values: list[int]) -> GGUFArray:
+def _array(values: list[int] | list[float]) -> GGUFArray:
     """Return an array of metadata with these values."""
-    header: Any = SimpleNamespace(data=np.array(values, np.int32).tobytes())
-    return GGUFArray(header, ValueType.INT32, 0, len(values))
+    is_float = any(isinstance(x, float) for x in values)
+    data = np.array(values, np.float32 if is_float else np.int32).tobytes()
+    header: Any = SimpleNamespace(data=data)
+    return GGUFArray(header, ValueType.FLOAT32 if is_float else ValueType.INT32, 0, len(values))
 
 
 @dataclass(frozen=True, slots=True)
