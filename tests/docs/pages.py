@@ -58,11 +58,12 @@ def write_adapters(text: str, folder: Path) -> None:
 def script(command: str, folder: Path) -> str:
     """Return a `zinc` or `python` command for this checkout, this Python and the demo model.
 
-    folder: where the Modelfile and the requests of the pages are.
+    folder: where the Modelfile and the requests of the pages are; redirected output goes there.
     """
     command = with_demo_model(command).replace("git diff", "echo '+ x = 1'")
     for name in (MODELFILE, REQUESTS, ANSWERS, *RESULTS, *set(ADAPTER.findall(command))):
         command = command.replace(name, str(folder / name))
+    command = re.sub(r"> (?=\w)", f"> {folder}/", command)
     return re.sub(r"\b(python(?= )|zinc(?= ))", lambda m: PROGRAMS[m[0]], command, count=1)
 
 
