@@ -10,7 +10,7 @@ import numpy as np
 
 from zinc.backends.api import Backend, CacheLayout
 from zinc.backends.plans import AllReduce, Plan, Segment, SplitPlan, Term
-from zinc.backends.split import SplitBackend
+from zinc.backends.split import SplitBackend, SplitProgram
 from zinc.ops.graph import Graph
 from zinc.ops.step import Step
 from zinc.ops.values import Constant
@@ -23,22 +23,26 @@ LAYOUT = CacheLayout(block_tokens=1, n_blocks=(1,))
 
 def all_reduce_seconds(devices: Sequence[Backend], cols: int) -> float:
     """Return the seconds in which `devices` add up a row of `cols` columns, `cols` even."""
-    graph = Graph()
-    row = graph.rope_table(Constant("link", (1.0,) * (cols // 2)))  # the one op without weights
-    graph.output = graph.select_rows(row)
-    parts = [make_plan(graph, each, max_tokens=1, max_outputs=1) for each in devices]
-    plan = _plan(parts)
-    backend = SplitBackend(devices, (1.0,) * len(devices))
-    backend.keep(plan)
-    program = backend.prepare(plan, backend.allocate((), LAYOUT))
-    none = np.zeros(1, np.int32)
-    step = Step(none, none, none, none, np.array([0, 1], np.int32), none, (none.reshape(1, 1),))
+    program, step = summing_program(devices, cols)
     seconds = []
     for _ in range(RUNS):
         started = perf_counter()
         program.step(step)
         seconds.append(perf_counter() - started)
     return median(seconds) / SUMS
+
+
+def summing_program(devices: Sequence[Backend], cols: int) -> tuple[SplitProgram, Step]:
+    """Return a program in which `devices` add up a row SUMS times, and a step to run it with."""
+    graph = Graph()
+    row = graph.rope_table(Constant("link", (1.0,) * (cols // 2)))  # the one op without weights
+    graph.output = graph.select_rows(row)
+    plan = _plan([make_plan(graph, each, max_tokens=1, max_outputs=1) for each in devices])
+    backend = SplitBackend(devices, (1.0,) * len(devices))
+    backend.keep(plan)
+    none = np.zeros(1, np.int32)
+    step = Step(none, none, none, none, np.array([0, 1], np.int32), none, (none.reshape(1, 1),))
+    return backend.prepare(plan, backend.allocate((), LAYOUT)), step
 
 
 def _plan(parts: Sequence[Plan]) -> SplitPlan:
