@@ -238,7 +238,7 @@ def hits(args: argparse.Namespace, router: str) -> dict[str, Any]:
 def alone() -> tuple[float, float]:
     """Send a request while nothing else runs.
 
-    Returns its milliseconds, and those that front, router and Ray took between them (0 without).
+    Return its milliseconds, and those spent in front, router and Ray (0 if unknown).
     """
     started = time.perf_counter()
     headers = post(body([{"role": "user", "content": words(40, "alone")}], tokens=1))[1]

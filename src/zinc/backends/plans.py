@@ -134,8 +134,8 @@ class Plan:
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
 
-# The kernel of a launch in which devices exchange rows. It is not an op: its inputs are the rows
-# that the device sends, None if it sends none, and its outputs those that it receives.
+# The kernel of a launch in which devices exchange rows. It is not an op. Its input is the rows that
+# the device sends, or None. Its output is the rows that the device receives, if it receives any.
 EXCHANGE = "exchange"
 # The output of a part that does not compute the output of the whole plan.
 NO_OUTPUT = Ref(0, Dim.OUTPUTS, 0, RowFormat.F32, 0, 0)

@@ -49,12 +49,12 @@ class Holdings:
         return self._fetcher is not None and self._fetcher.is_busy
 
     def wait_for_fetch(self) -> None:
-        """Wait a moment for what is being fetched."""
+        """Wait until a fetched file arrives, at most 20 ms."""
         if self._fetcher is not None:
             self._fetcher.wait()
 
     def advance_fetches(self) -> None:
-        """Put what has been fetched into the prefix cache, a few megabytes at a time."""
+        """Insert fetched files into the prefix cache, a few megabytes a call."""
         if self._fetcher is not None:
             self._fetcher.advance()
 
@@ -65,7 +65,7 @@ class Holdings:
             self._fetcher = None
 
     def _fetching(self, sequences: Iterable[Sequence]) -> set[int]:
-        """Begin to fetch prefixes of waiting sequences; return the ids of those that wait for one.
+        """Start fetches for waiting sequences; return the ids of sequences that are being fetched.
 
         Each sequence is looked up once.
         """

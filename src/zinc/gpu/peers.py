@@ -41,8 +41,7 @@ class Exchange:
     def in_vectors(self) -> bool:
         """Whether all rows consist of aligned groups of four columns."""
         refs = [ref for ref in (*self.sent, *self.received) if ref is not None]
-        aligned = all(ref.offset % 16 == ref.stride % 16 == 0 for ref in refs)
-        return aligned and self.cols % 4 == 0
+        return self.cols % 4 == 0 and all(ref.offset % 16 == ref.stride % 16 == 0 for ref in refs)
 
 
 def exchange_of(entry: AllReduce | Transfer, n_devices: int) -> Exchange:

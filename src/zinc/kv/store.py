@@ -40,7 +40,7 @@ class Store(Protocol):
         """Write a file. Raises OSError."""
 
     def touch(self, names: Iterable[str]) -> list[str]:
-        """Mark files as used now; return those that are missing. Raises OSError."""
+        """Record a use of the files `names`; return those that are missing. Raises OSError."""
 
     def remove(self, name: str) -> None:
         """Remove a file, if there is one. Raises OSError."""
@@ -73,7 +73,7 @@ class FolderStore:
         cache_file.write_file(self.folder, self.key, header, data)
 
     def touch(self, names: Iterable[str]) -> list[str]:
-        """Mark files as used now; return those that are missing."""
+        """Record a use of the files `names`; return those that are missing."""
         missing = []
         for name in names:
             try:

@@ -234,7 +234,7 @@ inline void gather(const Rows& rows, int first, int n) {
     }
 }
 
-// attend_split for a token that sees a selection: a split is a run of it.
+// attend_split for a token with selected keys. A split is a range of the selection.
 inline void attend_selected(const Rows& rows, int split, int end, int group_rows, RowState* states,
                             float* acc) {
     const Params& p = rows.p;
