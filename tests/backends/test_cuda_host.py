@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +79,27 @@ def test_large_writes_pass_through_staging_buffers(
     cuda.copy(first, 100, second, 7, len(data))
     np.testing.assert_array_equal(cuda.read(second, 7, len(data)), data)
     assert not cuda.read(second, 0, 7).any()
+
+
+def test_reads_pass_through_staging_buffers(
+    cuda: CudaHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device never copies to pageable memory, also if a read is larger than a buffer."""
+    monkeypatch.setattr(staging, "STAGING_BYTES", 1 << 16)
+    data = np.random.default_rng(4).integers(0, 256, 200_001).astype(np.uint8)
+    buffer = cuda.buffer(len(data))
+    cuda.write(buffer, 0, data)
+    copy, targets = cuda._cuda.cuMemcpyDtoHAsync, []
+
+    def counted(target: int, *rest: Any) -> Any:
+        targets.append(target)
+        return copy(target, *rest)
+
+    monkeypatch.setattr(cuda._cuda, "cuMemcpyDtoHAsync", counted)
+    assert np.array_equal(cuda.read(buffer, 0, len(data)), data)
+    assert np.array_equal(cuda.read(buffer, 7, 65_536), data[7:65_543])
+    assert len(targets) == 5
+    assert set(targets) <= set(cuda._cuda.host_memory)
 
 
 def test_kernels_see_step_data_after_it_was_flushed(cuda: CudaHost) -> None:

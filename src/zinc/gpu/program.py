@@ -206,7 +206,8 @@ class GpuProgram:
         data = self.host.read(self._arena, base, rows * ref.stride)
         data = data.reshape(rows, ref.stride)
         if ref.format is RowFormat.F32:
-            return data.view(np.float32)[:, ref.first : ref.first + ref.cols].copy()
+            chosen = data.view(np.float32)[:, ref.first : ref.first + ref.cols]
+            return np.ascontiguousarray(chosen)  # whole rows are not copied again
         return decode_q8_rows(data, ref.cols, ref.runs)
 
     def write(self, ref: Ref, rows: FloatArray) -> None:

@@ -1,7 +1,8 @@
 """CUDA buffers, and copies between them and host arrays.
 
-Everything runs in the order of the calls on one stream. Writes pass through pinned staging buffers:
-the host fills one while the device copies another.
+Everything runs in the order of the calls on one stream. Reads and writes pass through pinned
+staging buffers, because copies of pageable memory are much slower. To write, the host fills one
+buffer while the device copies another.
 """
 
 from __future__ import annotations
@@ -89,12 +90,17 @@ class Memory:
         """Return bytes of a buffer as they are after everything submitted so far."""
         self._enter()
         result = np.empty(n_bytes, np.uint8)
-        copy = self._cuda.cuMemcpyDtoHAsync
-        checked(
-            copy(result.ctypes.data, source.address + offset, n_bytes, self._stream),
-            "cuMemcpyDtoHAsync",
-        )
-        checked(self._cuda.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
+        at, rest = source.address + offset, result
+        while len(rest):
+            with self.staging.take() as buffer:
+                part, rest = np.split(rest, [len(buffer.bytes)])
+                copy = self._cuda.cuMemcpyDtoHAsync
+                queued = copy(buffer.address, at, len(part), self._stream)
+                checked(queued, "cuMemcpyDtoHAsync")
+                self.staging.mark(buffer)
+                self.staging.wait(buffer)
+                part[:] = buffer.bytes[: len(part)]
+            at += len(part)
         return result
 
     def copy(self, source: Buffer, offset: int, target: Buffer, at: int, n_bytes: int) -> None:

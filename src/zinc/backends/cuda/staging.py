@@ -1,7 +1,8 @@
-"""Pinned host buffers through which data reaches the device.
+"""Pinned host buffers through which data reaches the device, and the host.
 
-Several threads may use them: each takes a buffer, fills it, queues a copy and gives it back. The
-next user waits until the device has read it.
+Several threads may use them: each takes a buffer, queues a copy and gives it back. A thread that
+fills a buffer first waits until the device has read it. A copy to the host needs no wait before it,
+because the copies of a device run in order.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ N_BUFFERS = 8
 
 @dataclass(eq=False)
 class StagingBuffer:
-    """Pinned memory, and an event after the last work on the device that reads it."""
+    """Pinned memory, and an event after the last work on the device that uses it."""
 
     bytes: Bytes
     event: Any
@@ -52,7 +53,7 @@ class Staging:
 
     @contextmanager
     def take(self) -> Iterator[StagingBuffer]:
-        """Lend a buffer, which may still be read by the device. Waits until one is free."""
+        """Lend a buffer, which the device may still read. Waits until one is free."""
         buffer = self._free.get()
         try:
             self._enter()  # threads that upload have no context yet
@@ -63,11 +64,11 @@ class Staging:
             self._free.put(buffer)
 
     def wait(self, buffer: StagingBuffer) -> None:
-        """Wait until the device has read a buffer."""
+        """Wait until the device has done its marked work with a buffer."""
         checked(self._cuda.cuEventSynchronize(buffer.event), "cuEventSynchronize")
 
     def mark(self, buffer: StagingBuffer) -> None:
-        """Record that work queued so far reads a buffer."""
+        """Record that work queued so far uses a buffer."""
         checked(self._cuda.cuEventRecord(buffer.event, self._stream), "cuEventRecord")
 
     def _new(self) -> StagingBuffer:
