@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zinc.formats.gguf import GGUFFile
+from zinc.formats.gguf import GGUFArray, GGUFFile
 
 Rows = npt.NDArray[np.float64]
 
@@ -26,7 +26,10 @@ class Block:
     index: int
 
     def rows(self, ids: npt.NDArray[np.int32], hidden: Rows) -> tuple[Rows, Rows]:
-        """Return logits and own hidden rows for token ids and the hidden rows before them."""
+        """Return logits and own hidden rows for token ids and the hidden rows before them.
+
+        Step 3.5 does not normalise the hidden rows.
+        """
         table = self.own("nextn.embed_tokens.weight")
         e = (self.shared("token_embd.weight") if table is None else table)[ids]
         parts = [self.norm(e, "nextn.enorm"), self.norm(hidden, "nextn.hnorm")]
@@ -36,14 +39,15 @@ class Block:
         if self.has("ffn_down.weight") or self.has("ffn_down_exps.weight"):
             second = "ffn_norm" if self.has("ffn_norm.weight") else "post_attention_norm"
             x = x + self.mlp(self.norm(x, second))
-        final = "layer_output_norm" if self.arch == "bailingmoe2" else "nextn.shared_head_norm"
+        is_bailing = self.arch.startswith("bailing")
+        final = "layer_output_norm" if is_bailing else "nextn.shared_head_norm"
         weight = self.own(f"{final}.weight")
         h = self.rms(x, self.shared("output_norm.weight") if weight is None else weight)
         head = self.own("nextn.shared_head_head.weight")
         if head is None:
             has_output = "output.weight" in self.file.tensors
             head = self.shared("output.weight" if has_output else "token_embd.weight")
-        return h @ head.T, h
+        return h @ head.T, (x if self.arch == "step35" else h)
 
     # -- tensors and metadata ---------------------------------------------------------------------
 
@@ -54,15 +58,19 @@ class Block:
     @property
     def is_latent(self) -> bool:
         """Whether the attention of the block is latent. It is dense, even if layers are sparse."""
-        return self.arch in ("deepseek2", "deepseek32", "glm-dsa")
+        return self.arch in ("deepseek2", "deepseek32", "glm-dsa", "bailingmoe3")
 
     @property
     def slides(self) -> bool:
         """Whether the attention of the block has a sliding window."""
+        if self.arch == "step35":
+            return bool(self.key("attention.sliding_window_pattern"))
         return self.arch in ("mimo2", "exaone-moe")
 
     def key(self, name: str, default: Any = 0) -> Any:
-        return self.file.metadata.get(f"{self.arch}.{name}", default)
+        """Return a value of the metadata; of an array, that of the block."""
+        value = self.file.metadata.get(f"{self.arch}.{name}", default)
+        return value.to_list()[self.index] if isinstance(value, GGUFArray) else value
 
     def has(self, name: str) -> bool:
         return f"blk.{self.index}.{name}" in self.file.tensors
@@ -99,6 +107,8 @@ class Block:
             q, k, v = (self.linear(x, f"attn_{part}") for part in "qkv")
         q = q.reshape(n, heads, -1)
         gate = q[..., dim:]  # empty for families without a gate
+        if self.has("attn_gate.weight"):
+            gate = self.linear(x, "attn_gate")[..., None]
         q, k = q[..., :dim], k.reshape(n, -1, dim)
         v = v.reshape(n, k.shape[1], -1)
         if self.has("attn_q_norm.weight"):
@@ -138,6 +148,8 @@ class Block:
             stretch = math.log(self.key("rope.scaling.factor"))
             scale *= (1 + self.key("rope.scaling.yarn_log_multiplier") * stretch) ** 2
         o = attend(q, np.concatenate([k_nope, k_rope], axis=-1), v, scale)
+        if self.has("attn_gate.weight"):
+            o = o / (1 + np.exp(-self.linear(x, "attn_gate")))[..., None]
         return self.linear(o.reshape(n, -1), "attn_output")
 
     def turned(self, x: Rows, *, halves: bool = False) -> Rows:
@@ -146,6 +158,8 @@ class Block:
         halves: pairs are dimensions i and i + dims / 2, else 2i and 2i + 1.
         """
         dims = self.key("rope.dimension_count") or x.shape[-1]
+        if self.arch == "step35" and not self.slides:
+            dims //= 2
         angles = np.arange(len(x))[:, None, None] * self.frequencies(dims)
         part = x[..., :dims]
         pairs = np.split(part, 2, axis=-1) if halves else [part[..., ::2], part[..., 1::2]]
@@ -161,6 +175,8 @@ class Block:
         base = self.key("rope.freq_base")
         base = self.key("rope.freq_base_swa", base) if self.slides else base
         plain = base ** (-2.0 * np.arange(dims // 2) / dims)
+        if "rope_freqs.weight" in self.file.tensors and not self.slides:
+            plain = plain / self.shared("rope_freqs.weight")[: dims // 2]
         if self.key("rope.scaling.type", "") != "yarn":
             return plain
         original = self.key("rope.scaling.original_context_length")
@@ -175,15 +191,19 @@ class Block:
     # -- feed-forward -----------------------------------------------------------------------------
 
     def mlp(self, x: Rows) -> Rows:
+        limit = self.key("swiglu_clamp_shexp") or math.inf
         if not self.has("ffn_gate_inp.weight"):
-            return glu(x, *(self.get(f"ffn_{part}.weight") for part in ("gate", "up", "down")))
+            whole = (self.get(f"ffn_{part}.weight") for part in ("gate", "up", "down"))
+            return glu(x, *whole, limit)
         parts = [self.get(f"ffn_{part}_exps.weight") for part in ("gate", "up", "down")]
         chosen = self.routes(x @ self.get("ffn_gate_inp.weight").T)
+        most = self.key("swiglu_clamp_exp") or math.inf
         routed = np.stack([
-            sum(w * glu(row, *(part[e] for part in parts)) for e, w in experts)
+            sum(w * glu(row, *(part[e] for part in parts), most) for e, w in experts)
             for row, experts in zip(x, chosen, strict=True)
         ])  # fmt: skip
-        shared = glu(x, *(self.get(f"ffn_{part}_shexp.weight") for part in ("gate", "up", "down")))
+        shared_parts = (self.get(f"ffn_{part}_shexp.weight") for part in ("gate", "up", "down"))
+        shared = glu(x, *shared_parts, limit)
         if self.has("ffn_gate_inp_shexp.weight"):
             gate = x @ self.get("ffn_gate_inp_shexp.weight").reshape(-1)
             shared = shared / (1 + np.exp(-gate))[:, None]
@@ -230,6 +250,8 @@ def attend(
     return np.einsum("hqk,khd->qhd", p / total, v)
 
 
-def glu(x: Rows, gate: Rows, up: Rows, down: Rows) -> Rows:
+def glu(x: Rows, gate: Rows, up: Rows, down: Rows, limit: float = math.inf) -> Rows:
+    """Return a gated MLP of rows x, whose activations and inputs end at `limit`."""
     g = x @ gate.T
-    return (g / (1 + np.exp(-g)) * (x @ up.T)) @ down.T
+    g = np.minimum(g / (1 + np.exp(-g)), limit)
+    return (g * np.clip(x @ up.T, -limit, limit)) @ down.T

@@ -70,7 +70,7 @@ def load(
     rope: scaling to use in place of the file's. context: length of the longest sequence, from which
     a scaling factor may follow; up to the `dense_context` of the spec, attention is dense.
     extended: return the graph for sequences longer than the `plain_context` of the spec. hidden:
-    keep the rows after the final norm of all tokens, as `graph.hidden`.
+    keep the rows of all tokens that NextN blocks read, as `graph.hidden`.
 
     Raises UnsupportedError, ModelError, or RequestError for an impossible scaling.
     """
@@ -90,7 +90,10 @@ def load(
             file, f"it has {n_experts} experts, and zinc runs {arch} models without experts only"
         )
     if not spec.is_encoder:
-        (keep_hidden if hidden else select_early)(graph)
+        if hidden:
+            keep_hidden(graph, raw=spec.raw_nextn)
+        else:
+            select_early(graph)
     return spec, graph
 
 

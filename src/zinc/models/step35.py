@@ -1,7 +1,8 @@
 """Step 3.5 and 3.7 Flash: sliding layers with more heads, a gate for each head, and experts.
 
 RoPE turns all of a head in sliding layers and half of it in the others. Leading layers are dense;
-experts are chosen by sigmoid scores with a bias, and some layers limit activations.
+experts are chosen by sigmoid scores with a bias, and some layers limit activations. NextN blocks
+read rows that are not normalised, and have the attention that the file states for them.
 """
 
 from dataclasses import replace
@@ -10,8 +11,11 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.moe import experts_from, leading_dense_layers
+from zinc.models.parts.nextn import draft_decoder
 from zinc.models.parts.rope import sliding_rope
 from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.weights import Weights
+from zinc.ops.graph import Graph
 from zinc.ops.moe import SIGMOID
 
 ARCH = "step35"
@@ -34,10 +38,17 @@ def spec(file: GGUFFile) -> ModelSpec:
     return replace(
         base,
         attention=tuple(attention),
-        experts=replace(experts, limits=m.limits("swiglu_clamp_exp", n_layers)),
-        mlp_limits=m.limits("swiglu_clamp_shexp", n_layers),
+        experts=replace(experts, limits=m.limits("swiglu_clamp_exp")),
+        mlp_limits=m.limits("swiglu_clamp_shexp"),
         n_dense_layers=leading_dense_layers(file, ARCH, n_layers),
+        raw_nextn=True,
     )
 
 
 build = decoder
+
+
+def build_draft(g: Graph, spec: ModelSpec, w: Weights, tokens: tuple[int, ...]) -> None:
+    slides = Metadata(w.file, ARCH).sliding_layers(spec.n_layers + 1, period=4)
+    alike = (i for i in range(spec.n_layers) if slides[i] == slides[-1])
+    draft_decoder(g, spec, w, tokens, like=next(alike, -1))

@@ -148,12 +148,18 @@ class Metadata:
             )
         return array[:n_layers]
 
-    def limits(self, key: str, n_layers: int) -> tuple[float, ...]:
-        """Return the limit of activations in each layer, 0 for none; () if none has one."""
+    def limits(self, key: str) -> tuple[float, ...]:
+        """Return the limit of activations in each block, 0 for none; () if none has one.
+
+        NextN blocks are counted. One that the file states nothing for has no limit.
+        """
+        n_layers, n_nextn = self.layers()
         if not self._is_array(key):
             limit = self.optional_positive(key)
-            return (limit,) * n_layers if limit else ()
-        limits = self.layer_values(key, n_layers)
+            return (limit,) * (n_layers + n_nextn) if limit else ()
+        of_nextn = self.file.array(f"{self.arch}.{key}")[n_layers : n_layers + n_nextn]
+        limits = [*self.layer_values(key, n_layers), *of_nextn]
+        limits += [0.0] * (n_layers + n_nextn - len(limits))
         if not all(isinstance(x, float) and 0 <= x < float("inf") for x in limits):
             raise damaged(
                 self.file,

@@ -8,7 +8,8 @@ reads a token and the hidden row of the position before it, and its logits are o
     h' = shared_head_norm(x),  logits of token p + 1 = head(h')
 
 h[p - 1] is the row after the final norm of the model. To predict another token, the block runs
-again on its own h' and the token it predicted. The model's graph never reads the block. In some
+again on its own h' and the token it predicted. In some families (`ModelSpec.raw_nextn`), rows are
+those before these norms. The model's graph never reads the block. In some
 files it is missing although the metadata counts it. It may lie in a file of its own, whose metadata
 counts the layers of the model too.
 """
@@ -175,9 +176,11 @@ def draft_decoder(
     g.at("head")
     final = "layer_output_norm" if layer.w.has("layer_output_norm") else "nextn.shared_head_norm"
     norm, name = first(final, "output_norm")
-    g.hidden = g.rms_norm(g.select_rows(x), norm.vector(name, hidden), eps=spec.eps)
+    x = g.select_rows(x)
+    normed = g.rms_norm(x, norm.vector(name, hidden), eps=spec.eps)
+    g.hidden = x if spec.raw_nextn else normed
     head, name = first("nextn.shared_head_head", "output", "token_embd")
-    project(g, spec, head, name, g.hidden, tokens)
+    project(g, spec, head, name, normed, tokens)
     w.check_block(spec.n_layers)
 
 

@@ -21,12 +21,16 @@ from zinc.ops.values import Dim, Value
 MAX_SELECTED = 2
 
 
-def keep_hidden(graph: Graph) -> None:
+def keep_hidden(graph: Graph, *, raw: bool = False) -> None:
     """Select output rows after the final norm, and keep its rows of all tokens as `graph.hidden`.
 
-    The graph must have one `select_rows` node, which the final norm follows.
+    The graph must have one `select_rows` node, which the final norm follows. raw: keep the rows
+    before the final norm instead.
     """
     (at,) = (i for i, node in enumerate(graph.nodes) if node.op == "select_rows")
+    if raw:
+        graph.hidden = graph.nodes[at].rows("x")
+        return
     select, norm = graph.nodes[at : at + 2]
     assert OPS[norm.op].row_wise
     assert norm.rows("x") == select.outputs[0]
@@ -72,3 +76,5 @@ def select_early(graph: Graph) -> None:
         graph.nodes.append(replace(node, inputs=inputs, outputs=outputs))
     if graph.output is not None:
         graph.output = moved.get(graph.output.id, graph.output)
+    if graph.hidden is not None:
+        graph.hidden = moved.get(graph.hidden.id, graph.hidden)

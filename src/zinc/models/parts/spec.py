@@ -96,9 +96,10 @@ class Experts:
     experts, 0 without any; with shared_gate their output is scaled by sigmoid(gate(x)). biases: the
     router and the experts have biases. gated: experts multiply by a gate. latent: width of the rows
     that routed experts read and write, between two projections; 0 for the hidden width. limits: for
-    each layer, the limit of the activations of routed experts, 0 for none; () if none has one.
-    period: the last layer of each `period` has experts, the others are dense. scales_input: the
-    weight of an expert multiplies its input, not its output; only with a top_k of 1.
+    each layer and NextN block, the limit of the activations of routed experts, 0 for none; () if
+    none has one. period: the last layer of each `period` has experts, the others are dense.
+    scales_input: the weight of an expert multiplies its input, not its output; only with a top_k
+    of 1.
     """
 
     count: int
@@ -147,8 +148,9 @@ class ModelSpec:
     """Sizes and traits of a decoder or an encoder.
 
     n_dense_layers: in a model with experts, the number of leading layers without. n_nextn: blocks
-    after the layers that predict further tokens for speculation. mlp_norm: tensor that normalises
-    the input of the MLP. pre_norms: the inputs of the mixer and of the MLP are normalised.
+    after the layers that predict further tokens for speculation. raw_nextn: they read hidden rows
+    before the final norm, not after it. mlp_norm: tensor that normalises the input of the MLP.
+    pre_norms: the inputs of the mixer and of the MLP are normalised.
     post_norms: their outputs are normalised before they are added, with `post_eps` if there is one.
     embed_norm: the embedding is normalised, without weight.
     parallel: mixer and MLP read the same rows, and both outputs are added to them.
@@ -185,6 +187,7 @@ class ModelSpec:
     recurrence: Recurrence | None = None
     mlp_layers: tuple[bool, ...] = ()
     n_nextn: int = 0
+    raw_nextn: bool = False
     mlp_norm: str = "ffn_norm"
     mixer_norm: str = "attn_norm"
     head_norm: str = "output_norm"
