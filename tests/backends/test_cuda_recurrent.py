@@ -30,6 +30,7 @@ BACK_AND_FORTH = ((70, 40), (17, 17), (60, 48), (1, 100), (100, 1), (33, 18), (1
 
 IN_CHUNKS = {
     "delta_rule": ["delta_rule", "delta_chunks", "delta_scan", "delta_rule"],
+    "delta_rule of channels": ["delta_rule", "delta_channels", "delta_scan", "delta_rule"],
     "ssm_scan": ["delta_rule", "delta_chunks", "delta_scan", "delta_rule"],
     "causal_conv": ["conv_edges", "conv_rows"],
 }
@@ -77,9 +78,13 @@ def program_of(backend: Backend, case: Case, n_slots: int, rollback: int = 0) ->
 needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="there is no g++")
 CASES = {
     "delta_rule": delta_case("steps", DeltaShape(2, 4, 64, 80), (TOKENS,), pace=0.05),
+    "delta_rule of channels": delta_case(
+        "steps", DeltaShape(2, 4, 32, 48, True), (TOKENS,), pace=0.05
+    ),
     "ssm_scan": ssm_case("steps", DeltaShape(2, 18, 32, 16), (TOKENS,), pace=0.05),
     "causal_conv": conv_case("steps", 136, 4, lengths=(TOKENS,), bias=True),
 }
+SLOW = {"ssm_scan": 1, "delta_rule of channels": 0}  # from how many rejected rows on
 
 
 @needs_compiler
@@ -93,7 +98,7 @@ def test_states_continue_from_step_to_step(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "rejected"),
     [
-        pytest.param(name, n, marks=pytest.mark.every if name == "ssm_scan" and n else ())
+        pytest.param(name, n, marks=pytest.mark.every if n >= SLOW.get(name, 100) else ())
         for name, n in product(CASES, (0, 7, 16))
     ],
 )
@@ -103,7 +108,7 @@ def test_states_that_are_set_back_continue_in_chunks(name: str, rejected: int) -
     steps = steps_of(BACK_AND_FORTH, (1, 0), rejected=rejected)
     program = program_of(emulated.backend(), case, 2, rollback=16)
     check(program, program_of(api.create("ref"), case, 2, rollback=16), steps)
-    kernels = [each.split(".")[0] for each in kernels_of(program, steps[0], name)]
+    kernels = [each.split(".")[0] for each in kernels_of(program, steps[0], name.split()[0])]
     assert kernels == IN_CHUNKS[name]
 
 
@@ -120,11 +125,11 @@ def test_scans_of_wide_states_go_in_chunks_with_one_stage() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["delta_rule", "ssm_scan"])
+@pytest.mark.parametrize("name", ["delta_rule", "delta_rule of channels", "ssm_scan"])
 def test_the_batch_invariant_mode_goes_token_by_token(name: str) -> None:
     """Sums of a chunk are rounded otherwise, and chunks begin where a step does."""
     program = program_of(emulated.backend(batch_invariant=True), CASES[name], 2)
-    (kernel,) = kernels_of(program, steps_of(STEPS, (1, 0))[0], name)
+    (kernel,) = kernels_of(program, steps_of(STEPS, (1, 0))[0], name.split()[0])
     assert kernel.startswith("delta_rule.")
 
 

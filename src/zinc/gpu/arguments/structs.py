@@ -428,10 +428,10 @@ class DeltaChunkArguments(Struct):
 
     step: StepAddress
     qkv: Bytes
-    alpha: Bytes
+    alpha: Annotated[Bytes, "a number for each value head, or with CHANNELS for each of its keys"]
     beta: Bytes
     decay: Floats
-    decay_bias: Floats
+    decay_bias: Annotated[Floats, "as many numbers as alpha has"]
     skip: Annotated[Floats, "factors of v that a scan adds"]
     state: Floats
     y: Bytes
@@ -443,6 +443,7 @@ class DeltaChunkArguments(Struct):
     n_k_heads: U32
     n_v_heads: U32
     slot_floats: Annotated[U32, "floats from state slot to state slot"]
+    floor: Annotated[F32, "the lowest log g, with FLOOR"]
 
 
 class DeltaStepArguments(Struct):

@@ -1,7 +1,9 @@
 // The decay of the delta rule.
+//   FLOOR  decays have a lower bound
 
 #pragma once
 
+#include "activation.cuh"
 #include "prelude.cuh"
 
 DEVICE float softplus(float x)
@@ -12,3 +14,13 @@ DEVICE float softplus(float x)
 
 /// Returns the factor of the state, from the decay of a head and its biased input.
 DEVICE float decayOf(float decay, float x) { return exp(decay * softplus(x)); }
+
+/// The same, or with FLOOR a decay whose logarithm is at least `floor`.
+DEVICE float boundedDecayOf(float decay, float x, float floor)
+{
+#if defined(FLOOR) && FLOOR
+    return exp(floor * sigmoid(decay * x));
+#else
+    return decayOf(decay, x);
+#endif
+}

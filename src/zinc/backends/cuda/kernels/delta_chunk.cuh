@@ -14,11 +14,20 @@
 //                       float G_t [CHUNK], G_last / G_t [CHUNK]
 //
 // Rows after the end of a sequence have zeros in Q, K and b, and no decay.
+//   CHANNELS  each column of Q and K has a decay (Kimi Delta Attention). delta_channels replaces
+//             delta_chunks, and multiplies the matrices of a value head with the decays:
+//
+//     slot of a chunk   [value heads][G K high, G K low, G Q high, G Q low,
+//                       (G_last / G_t) K high, (G_last / G_t) K low], each [CHUNK, K_DIM]
+//                       [value heads][T high, T low, P high, P low], then float G_last [K_DIM]
+//
 //   SSM       the scan of Mamba-2 (zinc.ops.ssm), whose C, B and x are Q, K and V. It has no T, as D is
 //             V. P has a factor dt_j in column j, and G_last / G_t the factor dt_t. Q and K are not
 //             normalised, and skip V is added to O
 //   ROLLBACK  slots are those of delta_slot.cuh, and the kernels run a part of the rows
 //             (delta_parts.cuh)
+
+#pragma once
 
 #include "arguments.h"
 
@@ -31,27 +40,34 @@ using Arguments = DeltaChunkArguments;
 
 #define CHUNK 32
 
+#ifndef CHANNELS
+#define CHANNELS 0
+#endif
+
 typedef TileRows<K_DIM / 8> KeyRows; // of K and Q
 typedef TileRows<CHUNK / 8> SquareRows; // of T and P
 #define KEY_TILE KeyRows::size(CHUNK) // chunks of 16 bytes of a matrix
 #define SQUARE_TILE SquareRows::size(CHUNK)
-#define GATES (2 * CHUNK / 4)
-#define KEY_PART (4 * KEY_TILE) // of a key head
+#define GATES (CHANNELS ? K_DIM / 4 : 2 * CHUNK / 4)
+#define KEY_PART ((CHANNELS ? 6 : 4) * KEY_TILE) // of a key head
 #define P_AT (SSM ? 0 : 2 * SQUARE_TILE) // from the start of a value head's part
 #define GATES_AT (P_AT + 2 * SQUARE_TILE)
 #define VALUE_PART (GATES_AT + GATES) // of a value head
 
+/// Returns the number of heads with a key part.
+DEVICE uint keyParts(ARGS) { return CHANNELS ? args.n_v_heads : args.n_k_heads; }
+
 DEVICE uint4* slotAt(ARGS, uint slot)
 {
     return (uint4*)args.chunks
-        + uint64_t(slot) * (args.n_k_heads * KEY_PART + args.n_v_heads * VALUE_PART);
+        + uint64_t(slot) * (keyParts(args) * KEY_PART + args.n_v_heads * VALUE_PART);
 }
 
 DEVICE uint4* keyPart(ARGS, uint slot, uint k_head) { return slotAt(args, slot) + k_head * KEY_PART; }
 
 DEVICE uint4* valuePart(ARGS, uint slot, uint head)
 {
-    return slotAt(args, slot) + args.n_k_heads * KEY_PART + head * VALUE_PART;
+    return slotAt(args, slot) + keyParts(args) * KEY_PART + head * VALUE_PART;
 }
 
 DEVICE uint keyHeadOf(ARGS, uint head)

@@ -5,6 +5,7 @@
 #include "delta_chunk.cuh"
 #include "activation.cuh"
 #include "decay.cuh"
+#include "delta_squares.cuh"
 #include "floats.cuh"
 
 #define WARPS (THREADS / SUBGROUP)
@@ -85,15 +86,6 @@ DEVICE void multiplyKeys(uint warp, uint lane)
             products[kind][first + lane / 4 + i / 2 * 8][8 * n + 2 * (lane % 4) + i % 2] = sums[n][i];
 }
 
-/// Stores a number of column `col` of row `row` of a square matrix in its two parts.
-DEVICE void storeSquare(uint4* matrix, uint row, uint col, float x)
-{
-    SplitPair pair(x, 0.0f);
-    uint16_t* to = (uint16_t*)(matrix + SquareRows::index(row, col / 8)) + col % 8;
-    to[0] = uint16_t(pair.high);
-    to[8 * SQUARE_TILE] = uint16_t(pair.low);
-}
-
 /// Makes T, P and the gates of a value head. A lane has one column of each matrix, and token `lane`.
 /// `matrix` is memory of the warp.
 DEVICE void makeSquares(ARGS, RowBlock chunk, uint head, float* matrix, uint lane)
@@ -127,20 +119,7 @@ DEVICE void makeSquares(ARGS, RowBlock chunk, uint head, float* matrix, uint lan
     gates[CHUNK + lane] = SSM ? beta * ratio : ratio;
     if (SSM) return;
     __syncwarp();
-
-    // Forward substitution.
-    float x[CHUNK];
-    UNROLL for (uint t = 0; t < CHUNK; t++)
-    {
-        x[t] = lane == t ? 1.0f : 0.0f;
-        UNROLL for (uint i = 0; i + 4 <= (t + 3) / 4 * 4; i += 4)
-        {
-            float4 row = loadAligned<16>((float4*)(matrix + t * CHUNK + i));
-            UNROLL for (uint j = 0; j < 4; j++)
-                if (i + j < t) x[t] -= row[j] * x[i + j];
-        }
-        storeSquare(part, t, lane, x[t] * beta);
-    }
+    storeInverse<CHUNK>(part, matrix, beta, lane);
     __syncwarp();
 }
 

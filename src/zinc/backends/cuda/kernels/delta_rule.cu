@@ -89,18 +89,6 @@ DEVICE LoadedRows loadRows(const Span& span, int at, uint3 group, uint thread)
     return rows;
 }
 
-#if CHANNELS || FLOOR
-/// Returns the factor of the state for x = alpha + bias.
-DEVICE float decayOf(ARGS, float decay, float x)
-{
-#if FLOOR
-    return exp(args.floor * sigmoid(decay * x));
-#else
-    return exp(decay * softplus(x));
-#endif
-}
-#endif
-
 /// Stores rows to shared memory, with q and k normalised and gates as factors.
 DEVICE void stageRows(ARGS, LoadedRows rows, uint head, float decay, float bias, uint thread)
 {
@@ -122,8 +110,9 @@ DEVICE void stageRows(ARGS, LoadedRows rows, uint head, float decay, float bias,
             if (i % PARTS == 2)
             {
                 float4 x = rows.heads[j][e];
+                const float* biases = args.decay_bias + head * K_DIM + 4 * four;
                 UNROLL for (uint c = 0; c < 4; c++)
-                    x[c] = decayOf(args, decay, x[c] + args.decay_bias[head * K_DIM + 4 * four + c]);
+                    x[c] = boundedDecayOf(decay, x[c] + biases[c], args.floor);
                 g4[i / PARTS][four] = x;
                 continue;
             }
@@ -142,7 +131,8 @@ DEVICE void stageRows(ARGS, LoadedRows rows, uint head, float decay, float bias,
 #if CHANNELS
         gates[thread] = float2(1.0f, sigmoid(rows.beta));
 #elif FLOOR
-        gates[thread] = float2(decayOf(args, decay, rows.alpha + bias), sigmoid(rows.beta));
+        gates[thread]
+            = float2(boundedDecayOf(decay, rows.alpha + bias, args.floor), sigmoid(rows.beta));
 #else
         float pace = softplus(rows.alpha + bias);
         gates[thread] = float2(exp(decay * pace), SSM ? pace : sigmoid(rows.beta));

@@ -118,7 +118,7 @@ struct StateColumns
         UNROLL for (uint n = 0; n < CHUNK / 8; n++)
             UNROLL for (uint i = 0; i < 4; i++)
             {
-                float gate = gates[8 * n + pair + i % 2];
+                float gate = CHANNELS ? 1.0f : gates[8 * n + pair + i % 2];
                 known[n][i] = values[n][i] - gate * known[n][i];
                 out[n][i] *= gate;
             }
@@ -132,11 +132,13 @@ struct StateColumns
         if (SSM)
             UNROLL for (uint n = 0; n < CHUNK / 8; n++)
                 UNROLL for (uint i = 0; i < 4; i++) out[n][i] += skip * values[n][i];
-        UNROLL for (uint n = 0; n < CHUNK / 8; n++)
-            UNROLL for (uint i = 0; i < 4; i++) d[n][i] *= gates[CHUNK + 8 * n + pair + i % 2];
+        if (!CHANNELS)
+            UNROLL for (uint n = 0; n < CHUNK / 8; n++)
+                UNROLL for (uint i = 0; i < 4; i++) d[n][i] *= gates[CHUNK + 8 * n + pair + i % 2];
         UNROLL for (uint n = 0; n < K_DIM / 8; n++)
-            UNROLL for (uint i = 0; i < 4; i++) state[n][i] *= gates[CHUNK - 1];
-        update(d, keys);
+            UNROLL for (uint i = 0; i < 4; i++)
+                state[n][i] *= gates[CHANNELS ? 8 * n + pair + i % 2 : CHUNK - 1];
+        update(d, keys + (CHANNELS ? 4 * KEY_TILE : 0));
     }
 
     MEMBER void store(ARGS, uint head, uint start, uint rows)
@@ -166,7 +168,7 @@ KERNEL(delta_scan, Arguments)
     PartRows part = rowsOfPart(args.step, sequence, ROLLBACK ? SCAN : WHOLE);
     uint start = part.begin, end = part.end;
     if (start == end) return;
-    Chunks chunks = { firstSlot<CHUNK>(args.step, sequence), head, keyHeadOf(args, head) };
+    Chunks chunks = { firstSlot<CHUNK>(args.step, sequence), head, CHANNELS ? head : keyHeadOf(args, head) };
     chunks.load(args, 0);
 
     uint first = (blockIdx.y * WARPS + warp) * 16;

@@ -2,9 +2,10 @@
 
 The delta rule and the scan of Mamba-2 go in chunks on tensor cores: the first kernel makes the
 matrices of all chunks in parallel, the second goes through the chunks of each sequence
-(kernels/delta_chunk.cuh). If states can be set back, the first and last rows go token by token
-(kernels/delta_parts.cuh). The convolution goes in blocks of rows, of which a first kernel saves the
-rows before each block (kernels/conv_block.cuh).
+(kernels/delta_chunk.cuh). A decay for each channel of the keys has a first kernel of its own. If
+states can be set back, the first and last rows go token by token (kernels/delta_parts.cuh). The
+convolution goes in blocks of rows, of which a first kernel saves the rows before each block
+(kernels/conv_block.cuh).
 """
 
 from __future__ import annotations
@@ -108,14 +109,14 @@ def _in_chunks(
     attrs = {name: int(value) for name, value in launch.attrs}
     k_dim, v_dim = attrs["k_dim"], attrs["v_dim"]
     n_k, n_v = attrs["n_k_heads"], attrs["n_v_heads"]
-    is_scan = skip is not None
-    key_bytes, value_bytes = _part_bytes(k_dim, is_scan)
+    is_scan, channels = skip is not None, "per_channel" in attrs
+    key_bytes, value_bytes = _part_bytes(k_dim, is_scan, channels)
+    key_parts = n_v if channels else n_k
     stages = min(SCAN_STAGES, at.features.most_shared_bytes // (key_bytes + value_bytes))
     if (
         not _has_many(bucket)
         or at.features.batch_invariant
-        or "per_channel" in attrs
-        or "floor" in attrs
+        or ("floor" in attrs and not channels)
         or k_dim % WARP_COLS
         or k_dim > (MAX_SCAN_K_DIM if is_scan else MAX_K_DIM)
         or v_dim % WARP_COLS
@@ -137,7 +138,7 @@ def _in_chunks(
         skip=vector_or_null(at, skip),
         state=at.recurrent(state),
         y=at.ref(y),
-        chunks=at.scratch.take(slots * (n_k * key_bytes + n_v * value_bytes)),
+        chunks=at.scratch.take(slots * (key_parts * key_bytes + n_v * value_bytes)),
         qkv_stride=qkv.stride,
         alpha_stride=alpha.stride,
         beta_stride=beta_stride,
@@ -145,6 +146,7 @@ def _in_chunks(
         n_k_heads=n_k,
         n_v_heads=n_v,
         slot_floats=state.floats,
+        floor=float(launch.attributes.get("floor", 0.0)),
     )
     rollback = "rollback" in attrs
     defines = (
@@ -152,18 +154,27 @@ def _in_chunks(
         ("K_DIM", k_dim),
         ("ROLLBACK", int(rollback)),
         ("SSM", int(is_scan)),
-        ("VECTORS", in_vectors(at, qkv)),
+        ("VECTORS", in_vectors(at, qkv, alpha if channels else None)),
         ("V_DIM", v_dim),
+        *((("CHANNELS", 1),) if channels else ()),
     )
-    chunk_bytes = max(key_bytes, CHUNK_WARPS * CHUNK * CHUNK * 4)
-    chunks = KernelVariant("delta_chunks", defines, chunk_bytes)
-    groups = ceil_div(n_v // n_k, CHUNK_WARPS * HEADS_OF_WARP)
+    if channels:
+        floor = (("FLOOR", int("floor" in attrs)),)
+        chunk_bytes = max(key_bytes, 3 * CHUNK * k_dim * 4)
+        chunks = KernelVariant("delta_channels", (*defines, *floor), chunk_bytes)
+        chunk_grid = (slots, n_v, 1)
+    else:
+        chunk_bytes = max(key_bytes, CHUNK_WARPS * CHUNK * CHUNK * 4)
+        chunks = KernelVariant("delta_chunks", defines, chunk_bytes)
+        chunk_grid = (slots, n_k, ceil_div(n_v // n_k, CHUNK_WARPS * HEADS_OF_WARP))
     warps = min(SCAN_WARPS, v_dim // WARP_COLS)
     scan_defines = (*defines, ("STAGES", stages), ("WARPS", warps))
+    if channels:  # two stages leave no shared memory for more blocks, which would limit registers
+        scan_defines += (("MIN_BLOCKS", 1),)
     scan = KernelVariant("delta_scan", scan_defines, stages * (key_bytes + value_bytes))
     grid = (n_v, ceil_div(v_dim, WARP_COLS * warps), bucket.sequences)
     dispatches = [
-        Dispatch(chunks, arguments, (slots, n_k, groups)),
+        Dispatch(chunks, arguments, chunk_grid),
         Dispatch(scan, arguments, grid, waits=True),
     ]
     if not rollback:
@@ -183,10 +194,11 @@ def _has_many(bucket: Bucket) -> bool:
     return bucket.tokens >= max(MIN_TOKENS, 2 * bucket.sequences)
 
 
-def _part_bytes(k_dim: int, is_scan: bool) -> tuple[int, int]:
+def _part_bytes(k_dim: int, is_scan: bool, channels: bool) -> tuple[int, int]:
     """Return the bytes of a chunk's matrices for a key head and for a value head."""
     keys, square = (2 * CHUNK * 16 * _pitch(cols // 8) for cols in (k_dim, CHUNK))
-    return 2 * keys, (1 if is_scan else 2) * square + 2 * CHUNK * 4
+    gates = 4 * (k_dim if channels else 2 * CHUNK)
+    return (3 if channels else 2) * keys, (1 if is_scan else 2) * square + gates
 
 
 def _pitch(chunks: int) -> int:

@@ -1,0 +1,32 @@
+// The square matrices of a chunk (delta_chunk.cuh) as the first kernel stores them.
+
+#pragma once
+
+#include "delta_chunk.cuh"
+
+/// Stores a number of column `col` of row `row` of a square matrix in its two parts.
+DEVICE void storeSquare(uint4* matrix, uint row, uint col, float x)
+{
+    SplitPair pair(x, 0.0f);
+    uint16_t* to = (uint16_t*)(matrix + SquareRows::index(row, col / 8)) + col % 8;
+    to[0] = uint16_t(pair.high);
+    to[8 * SQUARE_TILE] = uint16_t(pair.low);
+}
+
+/// Stores (1 + L)^-1 b for a matrix L with zeros on and above its diagonal, which are not read. A lane
+/// has a column and its number of b. Rows of L are PITCH floats apart and aligned to 16 bytes.
+template <uint PITCH> DEVICE void storeInverse(uint4* to, const float* matrix, float b, uint lane)
+{
+    float x[CHUNK]; // by forward substitution
+    UNROLL for (uint t = 0; t < CHUNK; t++)
+    {
+        x[t] = lane == t ? 1.0f : 0.0f;
+        UNROLL for (uint i = 0; i + 4 <= (t + 3) / 4 * 4; i += 4)
+        {
+            float4 row = loadAligned<16>((float4*)(matrix + t * PITCH + i));
+            UNROLL for (uint j = 0; j < 4; j++)
+                if (i + j < t) x[t] -= row[j] * x[i + j];
+        }
+        storeSquare(to, t, lane, x[t] * b);
+    }
+}
