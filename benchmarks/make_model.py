@@ -22,6 +22,7 @@ from zinc.quant.blocks import BLOCKS, GGMLType, row_bytes
 from zinc.quant.encode import encode
 
 POOL_BLOCKS = 2048
+KDA_TAPS = 4
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,9 @@ class Shape:
     and attention sinks, as in gpt-oss. post_norms: a norm after attention and one after the MLP.
     window: sliding window in tokens. dense_layers: layers before the first one with experts.
     short_conv: taps of recurrent layers that are short convolutions. mamba: recurrent layers that
-    are Mamba-2. attends: layers that attend, if others are one of these two. Layers have no MLP if
-    `ffn` is 0.
+    are Mamba-2. kda: width of a head of recurrent layers that are Kimi Delta Attention, with as
+    many heads as attention. attends: layers that attend, if others are one of these three. Layers
+    have no MLP if `ffn` is 0.
     """
 
     arch: str
@@ -123,12 +125,14 @@ class Shape:
     dense_layers: int = 0
     short_conv: int = 0
     mamba: Mamba2 | None = None
+    kda: int = 0
     attends: tuple[int, ...] = ()
 
     def is_recurrent(self, layer: int) -> bool:
         if self.delta is not None:
             return (layer + 1) % self.delta.interval != 0
-        return (self.mamba is not None or self.short_conv > 0) and layer not in self.attends
+        mixes = self.mamba is not None or self.short_conv > 0 or self.kda > 0
+        return mixes and layer not in self.attends
 
 
 SHAPES = {
@@ -180,6 +184,17 @@ SHAPES = {
         qk_norm=False,
         mamba=Mamba2(64, 64, 128),
     ),
+    # Heads, latent attention and vocabulary of Kimi Linear 48B-A3B, without its experts.
+    "kimi-linear-1b": Shape(
+        *("kimi-linear", 20, 1536, 6144, 12, 1, 576, 163840, 1048576, 1e4),
+        qk_norm=False,
+        rope_dims=64,
+        experts=Experts(64, 8, 1024),
+        latent=Latent(512, 64, 128, 128),
+        dense_layers=20,
+        kda=128,
+        attends=(3, 7, 11, 15, 19),
+    ),
     "gemma3-1b": Shape(
         *("gemma3", 26, 1152, 6912, 4, 1, 256, 262144, 32768, 1e6),
         post_norms=True,
@@ -216,7 +231,7 @@ SMALLER_BLOCKS = {GGMLType.Q4_K: GGMLType.Q5_0, GGMLType.Q5_K: GGMLType.Q5_1}
 
 def tensor_type(name: str, layer: int, cols: int, shape: Shape, mix: str) -> GGMLType:
     """Return the block type of a matrix with `cols` columns; `mix` is as in --type."""
-    if name in ("ssm_conv1d", "shortconv.conv", "ffn_gate_inp"):
+    if name.startswith("ssm_conv1d") or name in ("shortconv.conv", "ffn_gate_inp"):
         return GGMLType.F32
     type = wanted_type(name, layer, shape, mix)
     return type if cols % BLOCKS[type].block_size == 0 else SMALLER_BLOCKS.get(type, GGMLType.Q8_0)
@@ -294,6 +309,20 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
             yield f"{prefix}ffn_up_exps.bias", (e.count, e.ffn), f32
             yield f"{prefix}ffn_down_exps.bias", (e.count, shape.hidden), f32
 
+    def kimi_delta(prefix: str, layer: int) -> Iterator[tuple]:
+        heads, width, cols = shape.heads, shape.kda, shape.heads * shape.kda
+        for part in "qkv":
+            yield matrix(prefix, f"attn_{part}", layer, cols, shape.hidden)
+            yield matrix(prefix, f"ssm_conv1d_{part}", layer, 1, cols, 1, KDA_TAPS)
+        for part in "fg":
+            yield matrix(prefix, f"ssm_{part}_a", layer, width, shape.hidden)
+            yield matrix(prefix, f"ssm_{part}_b", layer, cols, width)
+        yield matrix(prefix, "ssm_beta", layer, heads, shape.hidden)
+        yield f"{prefix}ssm_a", (1, 1, heads, 1), f32
+        yield f"{prefix}ssm_dt.bias", (cols,), f32
+        yield f"{prefix}ssm_norm.weight", (width,), f32
+        yield matrix(prefix, "attn_output", layer, shape.hidden, cols)
+
     def latent_attention(prefix: str, layer: int, a: Latent) -> Iterator[tuple]:
         heads = shape.heads
         yield matrix(prefix, "attn_q", layer, heads * (a.nope + a.rope), shape.hidden)
@@ -332,6 +361,8 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
             yield f"{p}ssm_dt.bias", (m.heads,), f32
             yield f"{p}ssm_norm.weight", (m.groups, m.cols // m.groups), f32
             yield matrix(p, "ssm_out", i, shape.hidden, m.cols)
+        elif shape.kda and shape.is_recurrent(i):
+            yield from kimi_delta(p, i)
         elif shape.is_recurrent(i):
             yield matrix(p, "shortconv.in_proj", i, 3 * shape.hidden, shape.hidden)
             yield matrix(p, "shortconv.conv", i, shape.hidden, shape.short_conv)
@@ -396,6 +427,9 @@ def write(path: str, shape: Shape, mix: str, seed: int = 0, repeat: bool = False
             w.add(f"{arch}.ssm.group_count", shape.mamba.groups)
             w.add(f"{arch}.ssm.time_step_rank", shape.mamba.heads)
             w.add(f"{arch}.ssm.inner_size", shape.mamba.cols)
+        if shape.kda:
+            w.add(f"{arch}.ssm.conv_kernel", KDA_TAPS)
+            w.add(f"{arch}.kda.head_dim", shape.kda)
         if shape.short_conv:
             w.add(f"{arch}.shortconv.l_cache", shape.short_conv)
         w.add(f"{arch}.attention.key_length", shape.head_dim)

@@ -28,7 +28,7 @@ SMALL = KernelVariant("concat", (("THREADS", 128),))
 SPILLED_BYTES = 64  # most bytes that a kernel may store and load because of spills
 # Kernels that take most of the time of a step. They must not spill on an H100.
 HOT = {"gemv", "gemm_mma", "attention", "attention_mma", "experts", "moe_down", "delta_step"}
-HOT |= {"delta_chunks", "delta_scan"}
+HOT |= {"delta_chunks", "delta_channels", "delta_scan"}
 H100 = TARGETS["sm_90a"]
 OUT_OF_DATE = "docs/reference/cuda-kernels.md: PYTHONPATH=src:tests python -m goldens.cuda_kernels"
 
