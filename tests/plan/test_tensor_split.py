@@ -125,7 +125,9 @@ def kv_heads(plan: Plan) -> int:
     return sum(state.n_heads for state in plan.states if isinstance(state, KVState))
 
 
-@pytest.mark.parametrize("name", ["qwen35", "qwen3next", "mamba", "mamba2", "lfm2"])
+@pytest.mark.parametrize(
+    "name", ["qwen35", "qwen3next", "mamba", "mamba2", "lfm2", "kimilinear", "bailingmoe3"]
+)
 def test_devices_share_the_recurrent_states(name: str) -> None:
     """Value heads of a key head are neighbours in qwen3next, and n_k_heads apart in qwen35."""
     _, plan = split(name, ("ref", "ref"), (1.0, 1.0))

@@ -6,6 +6,7 @@ projects queries into the space of the cached latent, and the attended latents b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -66,6 +67,17 @@ def head_linear(
     return [y.reshape(len(x), n_heads * y.shape[2]).astype(np.float32)]
 
 
+def _concat_division(node: Node) -> Division:
+    """Return the division by heads; of one head, by columns of sections of equal width."""
+    n_heads = int(node.attrs["n_heads"])
+    if n_heads > 1:
+        return Division(n_heads, counts=("n_heads",))
+    named = {"a": node.rows("a"), "b": node.rows("b"), "out": node.outputs[0]}
+    width = math.gcd(named["a"].cols, named["b"].cols)
+    sections = {name: (width,) * (x.cols // width) for name, x in named.items()}
+    return Division(width, sections=sections)
+
+
 def _concat_cases() -> Iterator[Case]:
     for n_heads in (1, 5):
         case = Case(f"{n_heads}")
@@ -80,7 +92,7 @@ def _concat_cases() -> Iterator[Case]:
     cases=_concat_cases,
     phase=Phase.ATTENTION,
     row_wise=True,
-    division=lambda node: Division(int(node.attrs["n_heads"]), counts=("n_heads",)),
+    division=_concat_division,
 )
 def concat_heads(step: Step, attrs: Attrs, a: FloatArray, b: FloatArray) -> Sequence[FloatArray]:
     """Concatenate each head of a with the same head of b: [head h of a | head h of b]."""
