@@ -1,6 +1,6 @@
 """The second turn of a conversation on real models: the same tokens, and little to run.
 
-The fixtures are tiny random models of a dense, a sliding-window and two hybrid families.
+The fixtures are tiny random models of a dense, a sliding-window and three hybrid families.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from effort import on_backends
+from models.harness import rewrite
 from present import computing
 
 from zinc import LLM, SamplingParams
+from zinc.formats.gguf import GGUFFile
 
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
 # A folder with trained models that are too large for the repository.
@@ -27,11 +29,28 @@ TRAINED_HYBRID = MODELS / "zinc-demo-moe-48m-q8_0.gguf"
 # Backends that need not compile kernels for a model first.
 QUICK = [name for name in computing() if name != "vulkan"]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-FAMILIES = ("qwen3", "gemma3", "gptoss", "qwen35", "qwen3next", "deepseek2")
+FAMILIES = ("qwen3", "gemma3", "gptoss", "qwen35", "qwen3next", "kimilinear", "deepseek2")
 
 
 def prompt(llm, n, seed):
     return np.random.default_rng(seed).integers(3, llm.spec.vocab, n).tolist()
+
+
+@pytest.fixture
+def model_path(family, tmp_path):
+    """Return the path of a fixture, or of a copy with a vocabulary if the fixture has none."""
+    path = FIXTURES / f"{family}.gguf"
+    with GGUFFile.open(path) as file:
+        n_vocab = file.tensors["token_embd.weight"].shape[0]
+        if "tokenizer.ggml.tokens" in file.metadata:
+            return path
+    vocabulary = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [f"<{i}>" for i in range(n_vocab)],
+        "tokenizer.ggml.scores": [0.0] * n_vocab,
+        "tokenizer.ggml.token_type": [1] * n_vocab,
+    }
+    return rewrite(path, tmp_path / path.name, metadata=vocabulary)
 
 
 def run_both(path, backend, talk, **options):
@@ -59,8 +78,8 @@ def three_turns(llm):
     ("family", "backend"),
     on_backends(FAMILIES, ("ref", *computing()), everywhere=("qwen35",)),
 )
-def test_later_turns_run_only_what_is_new(family, backend):
-    cached, plain = run_both(FIXTURES / f"{family}.gguf", backend, three_turns, batch_tokens=96)
+def test_later_turns_run_only_what_is_new(model_path, backend):
+    cached, plain = run_both(model_path, backend, three_turns, batch_tokens=96)
     assert [tokens for tokens, _ in cached] == [tokens for tokens, _ in plain]
     assert [t.cached_tokens for _, t in plain] == [0, 0, 0]
     assert [t.cached_tokens for _, t in cached] == [0, 150 + 7, 150 + 8 + 30 + 7]
@@ -181,6 +200,7 @@ def test_the_prefix_cache_survives_a_killed_process(tmp_path):
     program = f"""
 import sys, time
 from zinc import LLM, SamplingParams
+from zinc.formats.gguf import GGUFFile
 llm = LLM({str(FIXTURES / "qwen35.gguf")!r}, context=2048, cache_dir={str(tmp_path)!r})
 short = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 print(llm.generate(list(range(3, 153)), short).token_ids, flush=True)
