@@ -18,7 +18,7 @@ from zinc.ops.step import Step
 from zinc.ops.values import RecurrentState, Value, Weight
 
 PLAIN = OPS["delta_rule"].reference
-NAMES = ("delta_rule", "ssm_scan", "selective_scan", "causal_conv")
+NAMES = ("delta_rule", "ssm_scan", "selective_scan", "causal_conv", "token_shift", "wkv7")
 CASES = [case for name in NAMES for case in OPS[name].cases()]
 # Cases with the recurrence and the chunkwise form of their op.
 FORMS = [

@@ -18,11 +18,12 @@ from zinc.ops.cases import Case
 from zinc.ops.recurrent import DeltaShape, delta_case
 from zinc.ops.selective_scan import scan_case
 from zinc.ops.ssm import ssm_case
+from zinc.ops.wkv import wkv_case
 
 TOLERANCE = 1e-4
 EMULATED = "emulated CUDA"
 BACKENDS = [*computing(), *[EMULATED] * bool(emulated.COMPILER)]
-NAMES = ("ssm_scan", "delta_rule", "selective_scan")
+NAMES = ("ssm_scan", "delta_rule", "selective_scan", "wkv7")
 LENGTHS = ((1, 15, 16, 17), (64, 65, 200), (1,), (15,), (16,), (17,), (65,))
 
 
@@ -30,6 +31,8 @@ def case_of(name: str, lengths: tuple[int, ...]) -> Case:
     """Return a case of the op with sequences of these lengths. Many heads share a key."""
     if name == "selective_scan":
         return scan_case("lengths", 48, 8 if len(lengths) > 1 else 6, lengths)
+    if name == "wkv7":
+        return wkv_case("lengths", 2, 32, lengths)
     make = ssm_case if name == "ssm_scan" else delta_case
     return make("lengths", DeltaShape(1, 20, 16, 16), lengths, pace=0.1)
 

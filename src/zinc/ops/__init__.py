@@ -20,6 +20,7 @@ from zinc.ops import (
     select_keys,
     selective_scan,
     ssm,
+    wkv,
 )
 from zinc.ops.registry import OPS, Cost, Op
 
@@ -46,4 +47,5 @@ __all__ = [
     "select_keys",
     "selective_scan",
     "ssm",
+    "wkv",
 ]

@@ -71,6 +71,8 @@ def activate(function: int, gate: FloatArray, up: FloatArray, attrs: Attrs) -> F
     elif function == ActivationFn.LIMITED_SILU:
         limit = float(attrs["limit"])
         y = np.minimum(g * sigmoid(g), limit) * np.clip(up, -limit, limit)
+    elif function == ActivationFn.SIGMOID:
+        y = sigmoid(g) * up
     else:
         raise ValueError(f"unknown activation function {function}")
     return y.astype(np.float32)

@@ -479,6 +479,41 @@ class Graph:
             "selective_scan", [x, dt, b, c, decay, dt_bias, skip, state], x.cols, x.dim
         )
 
+    def token_shift(self, x: Value, weight: Weight, state: RecurrentState) -> Value:
+        """Return x + weight * (the row before it - x), for each run of columns of the weight.
+
+        weight is flat, [runs * x.cols], and so is a row of the result.
+        """
+        assert weight.cols % x.cols == 0
+        assert state.floats == x.cols
+        return self._make("token_shift", [x, weight, state], weight.cols, x.dim)
+
+    def wkv7(
+        self,
+        r: Value,
+        w: Value,
+        k: Value,
+        v: Value,
+        a: Value,
+        first: Value | None,
+        mix: Value | None,
+        *,
+        removal: Weight,
+        scaling: Weight,
+        bonus: Weight,
+        state: RecurrentState,
+        head_dim: int,
+    ) -> Value:
+        """Run the recurrence of RWKV-7 over heads of `head_dim` columns (zinc.ops.wkv).
+
+        A row of the result is [output of each head | bonus of each head]. first, mix: values of the
+        first layer and the logits of their shares, None in that layer.
+        """
+        assert r.cols % head_dim == 0
+        assert (first is None) == (mix is None)
+        inputs: list[Input] = [r, w, k, v, a, first, mix, removal, scaling, bonus, state]
+        return self._make("wkv7", inputs, 2 * r.cols, r.dim, head_dim=head_dim)
+
     def concat_heads(self, a: Value, b: Value, *, n_heads: int) -> Value:
         """Concatenate each head of a with the same head of b."""
         return self._make("concat_heads", [a, b], a.cols + b.cols, a.dim, n_heads=n_heads)

@@ -42,6 +42,7 @@ class ActivationFn(IntEnum):
     GELU_ERF = 4  # exact, with the error function
     IDENTITY = 5  # so that a gate and its input are multiplied
     LIMITED_SILU = 6  # with the attribute `limit`
+    SIGMOID = 7
 
 
 @dataclass(frozen=True, slots=True)

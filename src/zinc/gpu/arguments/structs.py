@@ -399,6 +399,46 @@ class SelectiveScanArguments(Struct):
     slot_floats: Annotated[U32, "floats from state slot to state slot"]
 
 
+class TokenShiftArguments(Struct):
+    step: StepAddress
+    x: Bytes
+    weight: Annotated[Floats, "[runs, cols]"]
+    state: Floats
+    y: Bytes
+    x_stride: U32
+    y_stride: U32
+    cols: Annotated[U32, "of x"]
+    slot_floats: Annotated[U32, "floats from state slot to state slot"]
+
+
+class Wkv7Arguments(Struct):
+    """Arguments of the recurrence of RWKV-7. Its strides are floats from row to row."""
+
+    step: StepAddress
+    r: Bytes
+    w: Bytes
+    k: Bytes
+    v: Bytes
+    a: Bytes
+    first: Bytes
+    mix: Bytes
+    removal: Floats
+    scaling: Floats
+    bonus: Floats
+    state: Floats
+    y: Bytes
+    r_stride: U16
+    w_stride: U16
+    k_stride: U16
+    v_stride: U16
+    a_stride: U16
+    first_stride: U16
+    mix_stride: U16
+    y_stride: U16
+    cols: Annotated[U32, "of all heads"]
+    slot_floats: Annotated[U32, "floats from state slot to state slot"]
+
+
 class DeltaRuleArguments(Struct):
     step: StepAddress
     qkv: Bytes

@@ -1,4 +1,4 @@
-"""Lowerings of the ops with a recurrent state: convolution, delta rule and scan."""
+"""Lowerings of the ops with a recurrent state: convolution, delta rule, scan and RWKV-7."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from zinc.gpu.arguments.structs import (
     CausalConvArguments,
     DeltaRuleArguments,
     SelectiveScanArguments,
+    TokenShiftArguments,
+    Wkv7Arguments,
 )
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
@@ -19,6 +21,7 @@ from zinc.gpu.lower.operands import (
     operand,
     ref_or_null,
     rows,
+    rows_or_none,
     vector_or_null,
 )
 from zinc.ops.recurrent_state import CHUNK
@@ -28,6 +31,12 @@ CONV_THREADS = 128
 SCAN_THREADS = 128
 SCAN_SHARE = 4  # lanes that share the state of a channel, if its numbers divide evenly
 MAX_SCAN_SIZE = 32  # numbers of a channel's state, in registers
+MAX_WKV_COLS = 16384  # so that strides of wider rows, which it may read as columns, fit 16 bits
+SHIFT_THREADS = 256
+SHIFT_COLS = 32  # equals COLS in kernels/token_shift.slang
+WKV_THREADS = 128
+WKV_SHARE = 8  # lanes that share a column of a head's state
+WKV_COLS = WKV_THREADS // WKV_SHARE  # columns of a workgroup, and tokens that it stages together
 CONV_COLS = 32  # equals COLS in kernels/causal_conv.slang
 DELTA_COLS = 16
 # Tokens whose keys and queries are staged in shared memory together: a chunk, so that the state is
@@ -114,6 +123,81 @@ def selective_scan(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
     )
     groups = (ceil_div(x.cols, SCAN_THREADS // share), bucket.sequences, 1)
     return [Dispatch(KernelVariant("selective_scan", defines), arguments, groups)]
+
+
+@lowers("token_shift")
+def token_shift(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    x, weight = rows(launch, "x"), operand(launch, "weight", Weight)
+    state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
+    arguments = TokenShiftArguments(
+        step=at.step,
+        x=at.ref(x),
+        weight=at.vector(weight),
+        state=at.recurrent(state),
+        y=at.ref(y),
+        x_stride=x.stride,
+        y_stride=y.stride,
+        cols=x.cols,
+        slot_floats=state.floats,
+    )
+    defines = (
+        ("ROLLBACK", int(launch.attributes.get("rollback", 0))),
+        ("RUNS", y.cols // x.cols),
+        ("THREADS", SHIFT_THREADS),
+    )
+    grid = (ceil_div(x.cols, SHIFT_COLS), bucket.sequences, 1)
+    return [Dispatch(KernelVariant("token_shift", defines), arguments, grid)]
+
+
+@lowers("wkv7")
+def wkv7(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    r, w, k, v, a = (rows(launch, name) for name in "rwkva")
+    first, mix = (rows_or_none(launch, name) for name in ("first", "mix"))
+    removal, scaling, bonus = (operand(launch, n, Weight) for n in ("removal", "scaling", "bonus"))
+    state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
+    dim = int(launch.attributes["head_dim"])
+    if dim % WKV_COLS or r.cols > MAX_WKV_COLS:
+        raise NotImplementedError(f"{r.cols} columns in heads of {dim}")
+    shared = 4 * WKV_COLS * (5 * dim + WKV_COLS)
+    if shared > at.features.shared_bytes:
+        raise NotImplementedError(
+            f"heads of {dim} columns take {shared} bytes of shared memory, and there are "
+            f"{at.features.shared_bytes} in a workgroup of this device"
+        )
+    arguments = Wkv7Arguments(
+        step=at.step,
+        r=at.ref(r),
+        w=at.ref(w),
+        k=at.ref(k),
+        v=at.ref(v),
+        a=at.ref(a),
+        first=ref_or_null(at, first)[0],
+        mix=ref_or_null(at, mix)[0],
+        removal=at.vector(removal),
+        scaling=at.vector(scaling),
+        bonus=at.vector(bonus),
+        state=at.recurrent(state),
+        y=at.ref(y),
+        r_stride=r.stride // 4,
+        w_stride=w.stride // 4,
+        k_stride=k.stride // 4,
+        v_stride=v.stride // 4,
+        a_stride=a.stride // 4,
+        first_stride=first.stride // 4 if first else 0,
+        mix_stride=mix.stride // 4 if mix else 0,
+        y_stride=y.stride // 4,
+        cols=r.cols,
+        slot_floats=state.floats,
+    )
+    defines = (
+        ("DIM", dim),
+        ("MIX", int(mix is not None)),
+        ("ROLLBACK", int(launch.attributes.get("rollback", 0))),
+        ("SHARE", WKV_SHARE),
+        ("THREADS", WKV_THREADS),
+    )
+    grid = (r.cols // WKV_COLS, bucket.sequences, 1)
+    return [Dispatch(KernelVariant("wkv7", defines), arguments, grid)]
 
 
 def _rule(

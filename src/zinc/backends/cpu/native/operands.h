@@ -156,4 +156,12 @@ struct ssm_scan {
     enum : size_t { xbc, dt, decay, dt_bias, skip, state, n_inputs };
 };
 
+struct token_shift {
+    enum : size_t { x, weight, state, n_inputs };
+};
+
+struct wkv7 {
+    enum : size_t { r, w, k, v, a, first, mix, removal, scaling, bonus, state, n_inputs };
+};
+
 }  // namespace zinc::operands

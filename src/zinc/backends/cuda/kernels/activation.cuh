@@ -33,6 +33,7 @@ DEVICE float activate(uint act, float g, float u, float alpha, float limit)
     case RELU_SQUARED:
         g = max(g, 0.0f);
         return g * g * u;
+    case SIGMOID: return sigmoid(g) * u;
     case LIMITED_SILU: return min(g * sigmoid(g), limit) * clamp(u, -limit, limit);
     default: // CLAMPED_SWIGLU
         g = min(g, limit);

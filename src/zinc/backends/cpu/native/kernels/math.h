@@ -91,9 +91,10 @@ enum class ActivationFn : int {
     clamped_swiglu = 3,
     gelu_erf = 4,
     identity = 5,
-    limited_silu = 6
+    limited_silu = 6,
+    sigmoid = 7
 };
-constexpr int kLastActivation = 6;
+constexpr int kLastActivation = 7;
 
 struct Glu {
     ActivationFn fn = ActivationFn::silu;
@@ -121,6 +122,7 @@ inline F32x16 glu(const Glu& p, F32x16 gate, F32x16 up) {
             const F32x16 limit = F32x16::set1(p.limit);
             return min(limit, silu(gate)) * min(limit, max(F32x16::zero() - limit, up));
         }
+        case ActivationFn::sigmoid: return sigmoid(gate) * up;
         default: return silu(gate) * up;
     }
 }
