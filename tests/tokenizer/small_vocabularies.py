@@ -1,12 +1,12 @@
 """Small vocabularies, made by hand, for tests that need no real model."""
 
-from zinc.tokenizer.tokenizer import _BYTE_OF
+from zinc.tokenizer.bytes import BYTE_OF
 from zinc.tokenizer.vocabulary import TokenKind
 
 
 def byte_level(*extra, pre="gpt-2", merges=(), **keys):
     """Return byte-level metadata: the 256 bytes, then `extra` as (text, TokenKind)."""
-    tokens = list(_BYTE_OF) + [text for text, _ in extra]
+    tokens = list(BYTE_OF) + [text for text, _ in extra]
     kinds = [TokenKind.NORMAL] * 256 + [kind for _, kind in extra]
     return {
         "tokenizer.ggml.model": "gpt2",

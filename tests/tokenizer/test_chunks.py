@@ -89,7 +89,7 @@ def test_chunks_give_the_ids_of_the_whole_text(name, pre):
         assert encode_in_chunks(found, text, 1) == encode_in_chunks(found, text, NEVER)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [name for name in FILES if name != "rwkv"])  # which needs no cuts
 def test_text_of_words_lines_or_ideographs_is_cut(name):
     for text in ("the words of a text " * 20, "line\n" * 80, "字典。" * 80):
         encoder = tokenizer(name)._encoder

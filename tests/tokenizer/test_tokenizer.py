@@ -233,7 +233,7 @@ def test_unknown_pretokenizer_is_named():
         make(byte_level(pre="brand-new"))
 
 
-@pytest.mark.parametrize("model", ["rwkv", "none", None])
+@pytest.mark.parametrize("model", ["plamo2", "none", None])
 def test_unknown_kinds(model):
     with pytest.raises(UnsupportedError):
         make({"tokenizer.ggml.model": model} if model else {})

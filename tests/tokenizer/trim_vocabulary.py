@@ -21,8 +21,9 @@ import gguf
 import llama_cpp
 
 from zinc.formats.gguf import GGUFFile
+from zinc.tokenizer import Tokenizer
+from zinc.tokenizer.bytes import BYTE_OF
 from zinc.tokenizer.pretokenizers import pretokenizer_names
-from zinc.tokenizer.tokenizer import _BYTE_OF, Tokenizer
 
 DATA = Path(__file__).parents[1] / "data" / "vocab"
 TEXTS = [
@@ -69,7 +70,7 @@ ID_KEYS = ("bos", "eos", "eot", "unknown", "padding")
 
 def substrings_of(texts: list[str], byte_level: bool) -> set[str]:
     """Return every substring of a text, in the spelling of the vocabulary."""
-    spelling = {byte: char for char, byte in _BYTE_OF.items()}
+    spelling = {byte: char for char, byte in BYTE_OF.items()}
     found = set()
     for text in texts:
         spelled = " " + text

@@ -1,9 +1,10 @@
 """Tokenizers built from the metadata of a GGUF file.
 
 Special tokens are found first (`specials`), the text between them goes through the model's encoder
-(`bpe`, `spm`, `unigram` or `wordpiece`), and BOS and EOS are added as the file says. Ids equal
-llama.cpp's, with one exception: the frame tokens of Harmony (gpt-oss) are parsed only together with
-other control tokens, so that a user's text cannot forge a message.
+(`bpe`, `spm`, `unigram`, `wordpiece` or `world`), and BOS and EOS are added as the file says. Ids
+equal llama.cpp's, with two exceptions: the frame tokens of Harmony (gpt-oss) are parsed only
+together with other control tokens, so that a user's text cannot forge a message, and plain text
+never gives control tokens of RWKV World.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 from zinc.core.errors import RequestError, TextTooLongError, UnsupportedError
 from zinc.tokenizer.bpe import BytePairEncoder
+from zinc.tokenizer.bytes import BYTE_OF
 from zinc.tokenizer.fields import Fields
 from zinc.tokenizer.pretokenizers import PreTokenizer, pretokenizer
 from zinc.tokenizer.specials import SHIELD, SpecialTokens
@@ -29,6 +31,7 @@ from zinc.tokenizer.vocabulary import (
     read_vocabulary,
 )
 from zinc.tokenizer.wordpiece import WordPieceEncoder
+from zinc.tokenizer.world import WORLD, WORLD_TEMPLATE, LongestMatchEncoder, read_world
 
 _CHAT_TEMPLATE = "tokenizer.chat_template"
 # Texts up to this length are tokenized completely, so that errors can state the exact count.
@@ -124,6 +127,8 @@ class Tokenizer:
             return _from_pieces(fields)
         if model == "t5":
             return _from_probabilities(fields)
+        if model == "rwkv":
+            return _from_world(fields)
         if model in ("gpt2", "gemma4"):
             name = "gemma4" if model == "gemma4" else fields.text(PREFIX + "pre")
             return _from_merges(fields, pretokenizer(name or "", path))
@@ -135,8 +140,8 @@ class Tokenizer:
             )
         raise UnsupportedError(
             f"{path} has a tokenizer of the kind {model!r}",
-            "zinc knows byte-pair (gpt2, gemma4), SentencePiece (llama, t5) and WordPiece (bert) "
-            "vocabularies",
+            "zinc knows byte-pair (gpt2, gemma4), SentencePiece (llama, t5), WordPiece (bert) and "
+            "RWKV World (rwkv) vocabularies",
         )
 
     # -- encoding -------------------------------------------------------------------------------
@@ -266,7 +271,7 @@ class Tokenizer:
         text = self._vocabulary.texts[id]
         match self._vocabulary.kinds[id]:
             case TokenKind.NORMAL if self._byte_level:
-                spelled = [_BYTE_OF.get(char) for char in text]
+                spelled = [BYTE_OF.get(char) for char in text]
                 if None in spelled:  # a token added to the vocabulary in plain text
                     return text.encode(errors="replace")
                 return bytes(byte for byte in spelled if byte is not None)
@@ -400,6 +405,24 @@ def _from_merges(fields: Fields, pre: PreTokenizer) -> Tokenizer:
     )
 
 
+def _from_world(fields: Fields) -> Tokenizer:
+    vocabulary = read_world(fields)
+    roles = assign_roles(vocabulary, fields, {})
+    templates = _chat_templates(fields)
+    if templates.get("default") == WORLD:
+        templates["default"] = WORLD_TEMPLATE
+    return Tokenizer(
+        vocabulary,
+        roles,
+        LongestMatchEncoder(vocabulary),
+        byte_level=True,
+        add_bos=_flag(fields, "add_bos_token", False),
+        add_eos=_flag(fields, "add_eos_token", False),
+        add_space_prefix=False,
+        chat_templates=templates,
+    )
+
+
 def _flag(fields: Fields, key: str, default: bool) -> bool:
     value = fields.flag(PREFIX + key)
     return default if value is None else value
@@ -427,18 +450,3 @@ def _well_formed(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
-
-
-def _byte_spelling() -> dict[str, int]:
-    """Return the byte of each character in GPT-2's alphabet.
-
-    Printable Latin-1 stands for itself; the other bytes are spelled as U+0100 and following.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + position): byte for position, byte in enumerate(others)
-    }
-
-
-_BYTE_OF = _byte_spelling()
