@@ -45,7 +45,7 @@ ON_CUDA = (
         "nemotronhlatent",
         "jamba",
     ),
-    *("kimilinear", "bailingmoe3", "step35"),
+    *("kimilinear", "bailingmoe3", "step35", "rwkv7"),
     "gemma3n",
     "llama4",
     "mistral3",

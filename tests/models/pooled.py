@@ -39,7 +39,7 @@ class PooledModel:
     ) -> None:
         backend, plan = loaded
         layers = [state for state in plan.states if isinstance(state, KVState)]
-        windows = sorted({layer.window for layer in layers})
+        windows = sorted({layer.window for layer in layers}) or [0]
         n_blocks = (n_sequences + 1) * -(-(n_tokens + CHUNK) // BLOCK_TOKENS)
         layout = CacheLayout(
             BLOCK_TOKENS,

@@ -137,6 +137,7 @@ FEATURES = {
     "NextN": lambda s: s.n_nextn > 0,
     "neighbouring value heads": lambda s: getattr(s.recurrence, "grouped", None) is True,
     "value heads apart": lambda s: getattr(s.recurrence, "grouped", None) is False,
+    "token shifts": lambda s: hasattr(s.recurrence, "gate_rank"),
     "decays of channels": lambda s: hasattr(s.recurrence, "low_rank"),
     "decays with a floor": lambda s: getattr(s.recurrence, "floor", 0.0) < 0.0,
     "decays of channels from one matrix": lambda s: (

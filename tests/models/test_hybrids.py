@@ -52,7 +52,7 @@ LONG_RUNS = [
         if backend == "cpu" or (name, n < 1024) == ("qwen35moe", True)
         else pytest.mark.every,
     )
-    for name in ("qwen35moe", "granitehybrid", "lfm2", "kimilinear")
+    for name in ("qwen35moe", "granitehybrid", "lfm2", "kimilinear", "rwkv7")
     for backend in BACKENDS
     for n in (128 if backend == "vulkan" else 512, 1024)
 ]
@@ -226,6 +226,14 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"blk.2.attn_gate.weight": None},
         "blk.2.attn_gate.weight of shape [4, 32]",
     ),
+    ("rwkv7", {"wkv.head_size": 24}, {}, "heads of 24 columns do not divide 32 evenly"),
+    (
+        "rwkv7",
+        {"attention.gate_lora_rank": 0},
+        {},
+        "lerp_fused.weight has shape [6, 1, 1, 32], but",
+    ),
+    ("rwkv7", {}, {"blk.1.time_mix_v0.weight": None}, "blk.1.time_mix_v0.weight of shape [32] is"),
     ("nemotronh", {"feed_forward_length": [0, 32, 16, 0]}, {}, "need one width, not {"),
     ("nemotronh", {"feed_forward_length": [0] * 4}, {}, "need one width, not set()"),
     ("nemotronh", {"feed_forward_length": [0, 0, 0, 32]}, {}, "blk.1.ssm_in.weight of shape"),

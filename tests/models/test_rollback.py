@@ -19,7 +19,13 @@ from zinc.backends.api import Backend
 from zinc.backends.plans import Plan
 from zinc.ops.recurrent_state import CHUNK
 
-SMALL = ["lfm2", "granitehybrid", "jamba", "kimilinear"]  # on devices they run with --every only
+SMALL = [
+    "lfm2",
+    "granitehybrid",
+    "jamba",
+    "kimilinear",
+    "rwkv7",
+]  # on devices they run with --every only
 HYBRIDS = ["qwen35", "qwen3next", "qwen35moe", *SMALL]
 # Whose heads do not fit the groups of q8_0.
 SMALL_HEADS = [(name, "q8_0") for name in ("deepseek2", *SMALL)]

@@ -72,6 +72,11 @@ KEYS: dict[str, int | float | str] = {
     "ssm.group_count": 4,
     "ssm.time_step_rank": 4,
     "ssm.inner_size": WIDTH,
+    "wkv.head_size": 64,
+    "attention.decay_lora_rank": WIDTH,
+    "attention.iclr_lora_rank": WIDTH,
+    "attention.value_residual_mix_lora_rank": WIDTH,
+    "attention.gate_lora_rank": WIDTH,
     "kda.head_dim": 64,
     "kda.gate_lower_bound": -5.0,
 }
