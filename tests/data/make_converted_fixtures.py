@@ -1038,8 +1038,12 @@ def with_stacked_norms(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     return found | {name: torch.stack(parts) for name, parts in stacks.items()}
 
 
-def convert(model: torch.nn.Module, target: Path) -> None:
-    """Write `model` to a GGUF file."""
+def convert(model: torch.nn.Module, target: Path, blocks: str = "none") -> None:
+    """Write `model` to a GGUF file.
+
+    blocks: what becomes of its NextN blocks; "none": left out, "too": written with the layers,
+    "only": without them.
+    """
     from conversion import ModelBase, get_model_class  # of llama.cpp
     from gguf import LlamaFileType
 
@@ -1061,8 +1065,8 @@ def convert(model: torch.nn.Module, target: Path) -> None:
         kind = get_model_class(config["architectures"][0].replace("Phimoe", "PhiMoE"))
         family = type(model).__name__.removesuffix("ForCausalLM")
         kind = getattr(kind, f"{family}Model", kind)  # one of two behind a name
-        kind.no_mtp = True
-        with patch.object(kind, "set_vocab", set_vocab):
+        modes = {"no_mtp": blocks == "none", "mtp_only": blocks == "only"}
+        with patch.object(kind, "set_vocab", set_vocab), patch.multiple(kind, **modes):
             kind(
                 Path(folder),
                 LlamaFileType.MOSTLY_F16,

@@ -20,7 +20,14 @@ class Runs:
     """Sequences of the model in `path`, with at most `room` tokens each."""
 
     def __init__(
-        self, path: Path, backend: str, *, room: int = 256, tokens: int = 64, nextn_tokens: int = 0
+        self,
+        path: Path,
+        backend: str,
+        *,
+        room: int = 256,
+        tokens: int = 64,
+        nextn_tokens: int = 0,
+        speculate: str = "off",
     ) -> None:
         options = LoadOptions(
             path,
@@ -29,7 +36,7 @@ class Runs:
             sequences=4,
             batch_tokens=tokens,
             max_outputs=tokens,
-            speculate="off",
+            speculate=speculate,
             nextn=True,
             nextn_tokens=nextn_tokens,
         )

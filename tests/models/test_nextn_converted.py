@@ -1,0 +1,78 @@
+"""NextN blocks in files that llama.cpp's converter wrote beside models, against transformers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine.speculative.nextn_runs import Runs
+from models.harness import FIXTURES, Runner, relative_error, rewrite
+from models.test_nextn_draft import BACKENDS, TOLERANCE, planned
+
+from zinc.engine.load.speculation import with_nextn_beside
+from zinc.formats.gguf import GGUFArray, GGUFFile
+from zinc.models import load, load_draft
+
+FILES = FIXTURES.parent / "nextn"
+NAMES = sorted(path.stem for path in FILES.glob("*.gguf"))
+
+
+def model_with_blocks(name: str, folder: Path) -> Path:
+    """Copy a fixture into `folder`, and the file of its blocks beside it."""
+    shutil.copy(FILES / f"{name}.gguf", folder / f"mtp-{name}-f16.gguf")
+    return Path(shutil.copy(FIXTURES / f"{name}.gguf", folder / "model.gguf"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_transformers(name: str, backend: str, tmp_path: Path) -> None:
+    """The model makes the hidden rows, and a block reads a text in two chunks."""
+    path = model_with_blocks(name, tmp_path)
+    with np.load(FILES / f"{name}.npz") as data:
+        ids, want = data["tokens"], data["logits"][0]
+    with GGUFFile.open(path) as alone:
+        file = with_nextn_beside(alone, "mtp")
+        spec, graph = load(file, hidden=True)
+        model = Runner(path, loaded=planned(file, graph, backend))
+        model.feed((0, ids))
+        hidden = model.program.plan.hidden
+        assert hidden is not None
+        rows = model.program.read(hidden, len(ids))
+        before = np.concatenate([np.zeros((1, spec.hidden), np.float32), rows[:-1]])
+        runner = Runner(path, loaded=planned(file, load_draft(file)[0], backend))
+        given = runner.program.plan.given
+        assert given is not None
+        logits = []
+        for part in (slice(0, 17), slice(17, None)):
+            runner.program.write(given, before[part])
+            logits += runner.feed((0, ids[part]))
+    assert relative_error(np.concatenate(logits), want) <= TOLERANCE[backend]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts_are_those_of_a_file_with_both(name: str, tmp_path: Path) -> None:
+    path = model_with_blocks(name, tmp_path)
+    (tmp_path / "whole").mkdir()
+    with GGUFFile.open(path) as alone:
+        file = with_nextn_beside(alone, "mtp")
+        whole = rewrite(
+            path,
+            tmp_path / "whole" / "model.gguf",
+            metadata={
+                key: value.to_list() if isinstance(value, GGUFArray) else value
+                for key, value in file.metadata.items()
+                if key.startswith(file.str("general.architecture"))
+            },
+            tensors={n: t.to_float32() for n, t in file.tensors.items() if n not in alone.tensors},
+        )
+    ids = np.random.default_rng(1).integers(96, size=30).tolist()
+    found = []
+    for each in (path, whole):
+        with Runs(each, "cpu", speculate="mtp") as runs:
+            s = runs.begin(ids)
+            runs.run({s: len(ids) - 1})
+            draft = runs.drafter.draft([s], {s.id: 4})[s.id]
+            found.append((draft.tokens, draft.probabilities))
+    assert found[0] == found[1]
