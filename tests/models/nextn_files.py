@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,16 @@ DENSE = ("mimo2", "exaonemoe", "step35")
 RENAMED = ("bailingmoe2", "bailingmoe3")
 LIKE = {"step35": 1}  # the layer that the block is like, if it is not the last
 MLP = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
+
+
+CONVERTED = FIXTURES.parent / "nextn"  # files of blocks that llama.cpp's converter wrote
+CONVERTED_NAMES = sorted(path.stem for path in CONVERTED.glob("*.gguf"))
+
+
+def model_with_blocks(name: str, folder: Path) -> Path:
+    """Copy a fixture into `folder`, and the converted file of its blocks beside it."""
+    shutil.copy(CONVERTED / f"{name}.gguf", folder / f"mtp-{name}-f16.gguf")
+    return Path(shutil.copy(FIXTURES / f"{name}.gguf", folder / "model.gguf"))
 
 
 def with_nextn(name: str, target: Path, *, shared: bool = True, mlp: bool = True) -> Path:

@@ -39,8 +39,8 @@ class Block:
         if self.has("ffn_down.weight") or self.has("ffn_down_exps.weight"):
             second = "ffn_norm" if self.has("ffn_norm.weight") else "post_attention_norm"
             x = x + self.mlp(self.norm(x, second))
-        is_bailing = self.arch.startswith("bailing")
-        final = "layer_output_norm" if is_bailing else "nextn.shared_head_norm"
+        is_renamed = self.has("layer_output_norm.weight")
+        final = "layer_output_norm" if is_renamed else "nextn.shared_head_norm"
         weight = self.own(f"{final}.weight")
         h = self.rms(x, self.shared("output_norm.weight") if weight is None else weight)
         head = self.own("nextn.shared_head_head.weight")

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from engine.speculative.nextn_runs import Runs
-from models.harness import FIXTURES, Runner, relative_error, rewrite
+from models.harness import Runner, relative_error, rewrite
+from models.nextn_files import CONVERTED, CONVERTED_NAMES, model_with_blocks
 from models.test_nextn_draft import BACKENDS, TOLERANCE, planned
 
 from zinc.engine.load.speculation import with_nextn_beside
 from zinc.formats.gguf import GGUFArray, GGUFFile
-from zinc.models import load, load_draft
-
-FILES = FIXTURES.parent / "nextn"
-NAMES = sorted(path.stem for path in FILES.glob("*.gguf"))
-
-
-def model_with_blocks(name: str, folder: Path) -> Path:
-    """Copy a fixture into `folder`, and the file of its blocks beside it."""
-    shutil.copy(FILES / f"{name}.gguf", folder / f"mtp-{name}-f16.gguf")
-    return Path(shutil.copy(FIXTURES / f"{name}.gguf", folder / "model.gguf"))
+from zinc.models import load, load_drafts
+from zinc.models.parts.spec import NextNInput
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CONVERTED_NAMES)
 def test_logits_are_those_of_transformers(name: str, backend: str, tmp_path: Path) -> None:
-    """The model makes the hidden rows, and a block reads a text in two chunks."""
+    """The model makes the hidden rows, and each block reads a text in two chunks."""
     path = model_with_blocks(name, tmp_path)
-    with np.load(FILES / f"{name}.npz") as data:
-        ids, want = data["tokens"], data["logits"][0]
+    with np.load(CONVERTED / f"{name}.npz") as data:
+        ids, want = data["tokens"], data["logits"]
     with GGUFFile.open(path) as alone:
         file = with_nextn_beside(alone, "mtp")
         spec, graph = load(file, hidden=True)
@@ -40,18 +32,24 @@ def test_logits_are_those_of_transformers(name: str, backend: str, tmp_path: Pat
         hidden = model.program.plan.hidden
         assert hidden is not None
         rows = model.program.read(hidden, len(ids))
-        before = np.concatenate([np.zeros((1, spec.hidden), np.float32), rows[:-1]])
-        runner = Runner(path, loaded=planned(file, load_draft(file)[0], backend))
-        given = runner.program.plan.given
-        assert given is not None
-        logits = []
-        for part in (slice(0, 17), slice(17, None)):
-            runner.program.write(given, before[part])
-            logits += runner.feed((0, ids[part]))
-    assert relative_error(np.concatenate(logits), want) <= TOLERANCE[backend]
+        graphs, _ = load_drafts(file)
+        assert len(graphs) == len(want) == spec.n_nextn
+        for graph, its_logits in zip(graphs, want, strict=True):
+            rows = np.concatenate([np.zeros((1, spec.hidden), np.float32), rows[:-1]])
+            runner = Runner(path, loaded=planned(file, graph, backend))
+            plan, logits, own = runner.program.plan, [], []
+            assert plan.given is not None
+            for part in (slice(0, 17), slice(17, None)):
+                runner.program.write(plan.given, rows[part])
+                logits += runner.feed((0, ids[part]))
+                if plan.hidden is not None:
+                    own.append(runner.program.read(plan.hidden, len(ids[part])))
+            assert relative_error(np.concatenate(logits), its_logits) <= TOLERANCE[backend]
+            if spec.nextn_input is NextNInput.PREVIOUS and own:
+                rows = np.concatenate(own)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CONVERTED_NAMES)
 def test_drafts_are_those_of_a_file_with_both(name: str, tmp_path: Path) -> None:
     path = model_with_blocks(name, tmp_path)
     (tmp_path / "whole").mkdir()

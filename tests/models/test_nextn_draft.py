@@ -18,7 +18,7 @@ from zinc.backends.plans import Plan
 from zinc.core.errors import ModelError, UnsupportedError, ZincError
 from zinc.formats.gguf import GGUFFile
 from zinc.gpu import program as gpu_program
-from zinc.models import load, load_draft
+from zinc.models import load, load_drafts
 from zinc.ops.graph import Graph
 from zinc.ops.values import Dim
 from zinc.plan.planner import make_plan
@@ -41,7 +41,7 @@ def assert_equals_the_oracle(path: Path, backend: str) -> None:
     rng = np.random.default_rng(3)
     with GGUFFile.open(path) as file:
         spec, _ = load(file)
-        loaded = planned(file, load_draft(file)[0], backend)
+        loaded = planned(file, load_drafts(file)[0][0], backend)
         runner = Runner(path, loaded=loaded)
         program, plan = runner.program, loaded[1]
         assert plan.given is not None
@@ -103,9 +103,9 @@ def test_a_trimmed_head_gives_the_logits_of_some_tokens(
     path = rewrite(path, tmp_path / "bpe.gguf", metadata=keys)
     with GGUFFile.open(path) as file:
         spec, _ = load(file)
-        graph, tokens = load_draft(file, n_tokens=vocab // 4)
+        (graph,), tokens = load_drafts(file, n_tokens=vocab // 4)
         assert tokens == (*range(vocab // 4), vocab - 3)
-        assert load_draft(file, n_tokens=vocab // 2 + 1)[1] == ()
+        assert load_drafts(file, n_tokens=vocab // 2 + 1)[1] == ()
         loaded = planned(file, graph, backend)
         runner = Runner(path, loaded=loaded)
         assert loaded[1].given is not None
@@ -122,7 +122,7 @@ def test_the_head_of_another_kind_of_vocabulary_is_not_trimmed(tmp_path: Path) -
     path = with_nextn("qwen35", tmp_path / "m.gguf")
     keys = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.token_type": [1] * 512}
     with GGUFFile.open(rewrite(path, tmp_path / "spm.gguf", metadata=keys)) as file:
-        assert load_draft(file, n_tokens=100)[1] == ()
+        assert load_drafts(file, n_tokens=100)[1] == ()
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def error_of(path: Path) -> ZincError:
     with GGUFFile.open(path) as file:
         load(file)  # the model itself runs
         with pytest.raises(ZincError, match="cannot draft tokens with the NextN block") as info:
-            load_draft(file)
+            load_drafts(file)
     return info.value
 
 
@@ -244,6 +244,6 @@ def test_a_backend_that_cannot_exchange_rows_is_refused(tmp_path: Path) -> None:
     kernels = api.kernels("null")
     kernels.capabilities = replace(kernels.capabilities, host_rows=False)
     with GGUFFile.open(with_nextn("qwen35", tmp_path / "m.gguf")) as file:
-        for graph in (load_draft(file)[0], load(file, hidden=True)[1]):
+        for graph in (load_drafts(file)[0][0], load(file, hidden=True)[1]):
             with pytest.raises(UnsupportedError, match="backend null cannot draft tokens"):
                 make_plan(graph, kernels, max_tokens=4, max_outputs=4)

@@ -15,12 +15,18 @@ from zinc.core.errors import ModelError, RequestError, UnsupportedError
 from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.models.parts.context import RopeScaling, specs
 from zinc.models.parts.encoder import without_mask
-from zinc.models.parts.nextn import check_nextn, frequent_tokens, nextn_tensors
+from zinc.models.parts.nextn import (
+    NextNBlock,
+    check_nextn,
+    frequent_tokens,
+    nextn_depths,
+    nextn_tensors,
+)
 from zinc.models.parts.projection import projection_weights
 from zinc.models.parts.ranking import head_weights, is_reranker
 from zinc.models.parts.refusal import damaged, unsupported
 from zinc.models.parts.selection import keep_hidden, select_early
-from zinc.models.parts.spec import ModelSpec
+from zinc.models.parts.spec import ModelSpec, NextNInput
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 
@@ -28,8 +34,8 @@ from zinc.ops.graph import Graph
 class Architecture(Protocol):
     """Interface of an architecture file.
 
-    One whose files may have NextN blocks also has `build_draft`, which adds the nodes of the first
-    block to an empty graph.
+    One whose files may have NextN blocks also has `build_draft`, which adds the nodes of one of
+    them (`NextNBlock`) to an empty graph.
     """
 
     def spec(self, file: GGUFFile) -> ModelSpec:
@@ -97,17 +103,17 @@ def load(
     return spec, graph
 
 
-def load_draft(
+def load_drafts(
     file: GGUFFile,
     *,
     rope: RopeScaling | None = None,
     context: int | None = None,
     extended: bool = False,
     n_tokens: int = 0,
-) -> tuple[Graph, tuple[int, ...]]:
-    """Return the graph of a model's first NextN block, which drafts a token (parts/nextn.py).
+) -> tuple[tuple[Graph, ...], tuple[int, ...]]:
+    """Return the graphs of the NextN blocks that draft tokens (parts/nextn.py), in their order.
 
-    Also returns the token of each logit; () if they are those of the vocabulary. The graph shares
+    Also returns the token of each logit; () if they are those of the vocabulary. The graphs share
     weights with the one that `load` returns for the same arguments and `hidden`. n_tokens: draft
     about this many frequent tokens only, 0 for all. Raises ModelError or UnsupportedError if the
     file has no such block, or one that zinc cannot run.
@@ -119,17 +125,19 @@ def load_draft(
         build: Any = getattr(module, "build_draft", None)
         if build is None:
             raise unsupported(file, f"zinc does not run the NextN block of {spec.arch} models")
-        graph = Graph()
         tokens = frequent_tokens(file, spec, n_tokens) if n_tokens else ()
-        build(graph, spec, Weights(file), tokens)
+        n_depths = nextn_depths(file, spec)
+        graphs = tuple(Graph() for _ in range(n_depths))
+        for depth, graph in enumerate(graphs):
+            feeds_next = spec.nextn_input is NextNInput.PREVIOUS and depth + 1 < n_depths
+            build(graph, spec, Weights(file), NextNBlock(depth, tokens, feeds_next))
     except (ModelError, UnsupportedError) as error:
         raise type(error)(
             f"cannot draft tokens with the NextN block of {file.path}",
             error.why,
             "choose another way to draft, or another file of the model",
         ) from error
-    select_early(graph)
-    return graph, tokens
+    return graphs, tokens
 
 
 def is_encoder(file: GGUFFile) -> bool:
@@ -171,6 +179,8 @@ def _described(
     spec = replace(without_mask(file, spec), ranks=is_reranker(file, arch))
     check_file(file)
     check_nextn(file, spec)
+    if nextn_depths(file, spec) == 1:
+        spec = replace(spec, nextn_input=NextNInput.OWN)
     return module, spec
 
 

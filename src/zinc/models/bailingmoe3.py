@@ -13,7 +13,7 @@ from zinc.models.parts.kda import kimi_delta_from, kimi_delta_mixer
 from zinc.models.parts.latent import latent_attention, latent_from
 from zinc.models.parts.metadata import Metadata
 from zinc.models.parts.moe import experts_from, leading_dense_layers
-from zinc.models.parts.nextn import draft_decoder
+from zinc.models.parts.nextn import NextNBlock, draft_decoder
 from zinc.models.parts.spec import ModelSpec, dense_spec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
@@ -39,5 +39,5 @@ def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
     decoder(g, spec, w, mixer=kimi_delta_mixer)
 
 
-def build_draft(g: Graph, spec: ModelSpec, w: Weights, tokens: tuple[int, ...]) -> None:
-    draft_decoder(g, spec, w, tokens, mixer=latent_attention)
+def build_draft(g: Graph, spec: ModelSpec, w: Weights, block: NextNBlock) -> None:
+    draft_decoder(g, spec, w, block, mixer=latent_attention)

@@ -8,7 +8,7 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
 from zinc.models.parts.latent import latent_attention
 from zinc.models.parts.latent_spec import latent_spec
-from zinc.models.parts.nextn import draft_decoder
+from zinc.models.parts.nextn import NextNBlock, draft_decoder
 from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
@@ -22,5 +22,5 @@ def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
     decoder(g, spec, w, mixer=latent_attention)
 
 
-def build_draft(g: Graph, spec: ModelSpec, w: Weights, tokens: tuple[int, ...]) -> None:
-    draft_decoder(g, spec, w, tokens, mixer=latent_attention)
+def build_draft(g: Graph, spec: ModelSpec, w: Weights, block: NextNBlock) -> None:
+    draft_decoder(g, spec, w, block, mixer=latent_attention)

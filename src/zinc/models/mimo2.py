@@ -12,7 +12,7 @@ from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.moe import experts_from, leading_dense_layers
 from zinc.models.parts.nextn import sliding_draft_decoder
 from zinc.models.parts.rope import sliding_rope
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import ModelSpec, NextNInput, dense_spec
 from zinc.ops.moe import SIGMOID
 
 
@@ -33,6 +33,7 @@ def spec(file: GGUFFile) -> ModelSpec:
         attention=tuple(attention),
         experts=experts_from(file, "mimo2", scoring=SIGMOID, renormalise=True),
         n_dense_layers=leading_dense_layers(file, "mimo2", base.n_layers),
+        nextn_input=NextNInput.MODEL,
     )
 
 

@@ -11,9 +11,9 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.moe import experts_from, leading_dense_layers
-from zinc.models.parts.nextn import draft_decoder
+from zinc.models.parts.nextn import NextNBlock, draft_decoder
 from zinc.models.parts.rope import sliding_rope
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import ModelSpec, NextNInput, dense_spec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 from zinc.ops.moe import SIGMOID
@@ -42,13 +42,14 @@ def spec(file: GGUFFile) -> ModelSpec:
         mlp_limits=m.limits("swiglu_clamp_shexp"),
         n_dense_layers=leading_dense_layers(file, ARCH, n_layers),
         raw_nextn=True,
+        nextn_input=NextNInput.PREVIOUS,
     )
 
 
 build = decoder
 
 
-def build_draft(g: Graph, spec: ModelSpec, w: Weights, tokens: tuple[int, ...]) -> None:
-    slides = Metadata(w.file, ARCH).sliding_layers(spec.n_layers + 1, period=4)
+def build_draft(g: Graph, spec: ModelSpec, w: Weights, block: NextNBlock) -> None:
+    slides = Metadata(w.file, ARCH).sliding_layers(spec.n_layers + block.depth + 1, period=4)
     alike = (i for i in range(spec.n_layers) if slides[i] == slides[-1])
-    draft_decoder(g, spec, w, tokens, like=next(alike, -1))
+    draft_decoder(g, spec, w, block, like=next(alike, -1))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from effort import EVERY, on_backends
 from engine.speculative.verified import accepted, check_same, finish, plain, requests, verifying
-from models.nextn_files import with_nextn
+from models.nextn_files import CONVERTED_NAMES, model_with_blocks, with_nextn
 from present import computing
 
 from zinc.engine.load.model import LoadedModel
@@ -21,7 +21,10 @@ from zinc.ops.values import FloatArray
 NAMES = ["qwen35", "glm4moe", *["qwen3next", "deepseek2v3"] * EVERY]
 
 
-@pytest.mark.parametrize(("name", "backend"), on_backends(NAMES, computing(), NAMES))
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*on_backends(NAMES, computing(), NAMES), *on_backends(CONVERTED_NAMES, computing(), ())],
+)
 def test_the_block_changes_no_token(
     name: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -29,7 +32,10 @@ def test_the_block_changes_no_token(
 
     A random block predicts no token, so two of three drafted tokens are those of the answer.
     """
-    path = with_nextn(name, tmp_path / "m.gguf")
+    is_converted = name in CONVERTED_NAMES  # some of which have several blocks
+    path = (
+        model_with_blocks(name, tmp_path) if is_converted else with_nextn(name, tmp_path / "m.gguf")
+    )
     options = LoadOptions(
         path,
         backend=backend,

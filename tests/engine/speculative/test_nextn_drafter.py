@@ -216,4 +216,4 @@ def test_longer_contexts_have_a_draft_plan_of_their_own(tmp_path: Path) -> None:
     options = LoadOptions(path, backend="ref", nextn=True, rope=scaling, context=128)
     with plan_model(options) as planned:
         assert len(planned.plans) == len(planned.draft_plans) == 2
-        assert len({plan.hash for plan in planned.draft_plans}) == 2
+        assert len({plan.hash for (plan,) in planned.draft_plans}) == 2

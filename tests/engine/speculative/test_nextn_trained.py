@@ -68,7 +68,7 @@ def agreement(runs: Runs, ids: list[int], *, late: bool = False) -> float:
 
     late: give the block the hidden row of the token itself, not of the one before.
     """
-    program = runs.drafter.programs[0]
+    program = runs.drafter.programs[0][0]
     given = program.plan.given
     assert given is not None
     same = []

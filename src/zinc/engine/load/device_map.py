@@ -7,6 +7,7 @@ carries a note that says so.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -61,15 +62,15 @@ class OpenModel:
     """A model file with its graphs.
 
     The first graph runs sequences up to the plain context of `spec`, the second, if there is one,
-    longer sequences. draft_graphs: those of the model's NextN block for the same sequences, if it
-    is loaded. draft_tokens: the token of each of their logits; () if they are those of the
-    vocabulary. adapters: LoRA adapters beside the weights.
+    longer sequences. draft_graphs: those of the model's NextN blocks, in their order, for the same
+    sequences; () if they are not loaded. draft_tokens: the token of each of their logits; () if
+    they are those of the vocabulary. adapters: LoRA adapters beside the weights.
     """
 
     file: GGUFFile
     spec: ModelSpec
     graphs: tuple[Graph, ...]
-    draft_graphs: tuple[Graph, ...] = ()
+    draft_graphs: tuple[tuple[Graph, ...], ...] = ()
     draft_tokens: tuple[int, ...] = ()
     adapters: AdapterFiles = NO_ADAPTERS
 
@@ -149,7 +150,7 @@ def fits_on(
     n_tokens, n_outputs = options.batch_tokens, options.output_rows
     plans = [
         make_plan(graph, backend, max_tokens=n_tokens, max_outputs=n_outputs)
-        for graph in (*model.graphs, *model.draft_graphs)
+        for graph in (*model.graphs, *itertools.chain(*model.draft_graphs))
     ]
     memory = budgets(model.file, plans, backend)[DEVICE]
     kv_dtype = resolve_kv_dtype(options.kv_dtype, backend.capabilities.kv_dtype, states_of(plans))

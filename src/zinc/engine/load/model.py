@@ -254,12 +254,14 @@ class _Preparer:
 
 
 def _drafter(planned: PlannedModel, cache: Cache) -> NextNDrafter | None:
-    """Return the drafter with the model's NextN block, if that is planned."""
-    programs = [planned.backend.prepare(plan, cache) for plan in planned.draft_plans]
+    """Return the drafter with the model's NextN blocks, if they are planned."""
+    programs = [
+        [planned.backend.prepare(plan, cache) for plan in plans] for plans in planned.draft_plans
+    ]
     if not programs:
         return None
-    model = planned.model
-    return NextNDrafter(programs, cache.layout, model.spec.vocab, model.draft_tokens)
+    model, spec = planned.model, planned.spec
+    return NextNDrafter(programs, cache.layout, spec.vocab, spec.nextn_input, model.draft_tokens)
 
 
 def _hash_folder() -> Path:

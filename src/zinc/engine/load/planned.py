@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
@@ -67,8 +68,8 @@ class PlannedModel:
     """A model file, the backend it will run on, and one plan for each of its graphs.
 
     adapted_plans: for the same graphs, for steps in which a sequence uses a LoRA adapter; () if
-    none is loaded. draft_plans: for the graphs of its NextN block, if it is loaded. draft: its
-    draft model, if it has one.
+    none is loaded. draft_plans: for each graph, those of its NextN blocks in their order; () if
+    they are not loaded. draft: its draft model, if it has one.
     """
 
     options: LoadOptions
@@ -77,18 +78,18 @@ class PlannedModel:
     plans: tuple[Plan, ...]
     kv_dtype: str
     adapted_plans: tuple[Plan, ...] = ()
-    draft_plans: tuple[Plan, ...] = ()
+    draft_plans: tuple[tuple[Plan, ...], ...] = ()
     draft: PlannedModel | None = None
 
     @property
     def all_plans(self) -> tuple[Plan, ...]:
-        """The plans of the model and those of its NextN block, which share weights and a cache."""
+        """The plans of the model and of its NextN blocks, which share weights and a cache."""
         return (*self.plain_plans, *self.adapted_plans)
 
     @property
     def plain_plans(self) -> tuple[Plan, ...]:
         """All plans for steps without adapters."""
-        return (*self.plans, *self.draft_plans)
+        return (*self.plans, *itertools.chain(*self.draft_plans))
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -265,13 +266,13 @@ def _open(file: GGUFFile, options: LoadOptions) -> OpenModel:
         graphs.append(
             models.load(file, rope=rope, context=context, extended=True, hidden=options.nextn)[1]
         )
-    drafts: list[Graph] = []
+    drafts: list[tuple[Graph, ...]] = []
     tokens: tuple[int, ...] = ()
     for extended in lengths if options.nextn else ():
-        draft, tokens = models.load_draft(
+        blocks, tokens = models.load_drafts(
             file, rope=rope, context=context, extended=extended, n_tokens=options.nextn_tokens
         )
-        drafts.append(draft)
+        drafts.append(blocks)
     return OpenModel(file, spec, tuple(graphs), tuple(drafts), tokens)
 
 
@@ -444,9 +445,14 @@ def _planned(model: OpenModel, options: LoadOptions, choice: BackendChoice) -> P
         if factors
     )
     drafts = tuple(
-        plan_graph(graph, choice.backend, options, output_rows=options.output_rows)
-        for graph in model.draft_graphs
+        tuple(
+            plan_graph(graph, choice.backend, options, output_rows=options.output_rows)
+            for graph in blocks
+        )
+        for blocks in model.draft_graphs
     )
     default = "f16" if model.spec.is_encoder else choice.backend.capabilities.kv_dtype
-    kv_dtype = resolve_kv_dtype(options.kv_dtype, default, states_of((*plans, *drafts)))
+    kv_dtype = resolve_kv_dtype(
+        options.kv_dtype, default, states_of((*plans, *itertools.chain(*drafts)))
+    )
     return PlannedModel(options, model, choice, plans, kv_dtype, adapted, drafts)

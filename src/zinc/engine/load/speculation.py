@@ -101,10 +101,10 @@ def needs_nextn(mode: str, model: OpenModel, backend: Backend) -> bool:
         return False
     if backend.capabilities.host_rows:
         if mode == "mtp":
-            models.load_draft(model.file)
+            models.load_drafts(model.file)
             return True
         try:
-            models.load_draft(model.file)
+            models.load_drafts(model.file)
         except ZincError as error:
             log.warning("%s", error)
         else:

@@ -1,7 +1,7 @@
-"""Drafts from the NextN block of a model (`zinc.models.parts.nextn`).
+"""Drafts from the NextN blocks of a model (`zinc.models.parts.nextn`).
 
-The block has keys and values of its own in the blocks of the sequence. Its row at position p reads
-token p and the model's hidden row of position p - 1, and predicts token p + 1:
+The first block has keys and values of its own in the blocks of the sequence. Its row at position p
+reads token p and the model's hidden row of position p - 1, and predicts token p + 1:
 
     position      0    1    2    3    4    5
     token        t0   t1   t2   t3   d4   d5        t3 is sampled and has not run in the model
@@ -10,6 +10,10 @@ token p and the model's hidden row of position p - 1, and predicts token p + 1:
 
 The model's hidden rows replace the block's own when the model has verified the draft. Rows that the
 block never saw, or saw with another hidden row, cost acceptance and never change an answer.
+
+If a model has several blocks, each drafts one token: block d runs up to the d-th drafted token, and
+runs the rows of drafted tokens again when the model has verified these. Its rows wait until a draft
+is long enough.
 """
 
 from __future__ import annotations
@@ -29,8 +33,9 @@ from zinc.engine.speculative.chains import Chain, Choose, draw_chains, most_like
 from zinc.engine.speculative.draft import Draft
 from zinc.engine.speculative.step_times import StepTimes
 from zinc.engine.speculative.tracker import Source
+from zinc.models.parts.spec import NextNInput
 from zinc.ops.registry import OPS
-from zinc.ops.values import FloatArray
+from zinc.ops.values import Dim, FloatArray
 
 
 def hidden_rows(program: Program, counts: Seq[int]) -> list[FloatArray]:
@@ -56,10 +61,10 @@ _NO_ROWS = np.empty((0, 0), np.float32)
 
 @dataclass(slots=True)
 class _Progress:
-    """The part of a sequence that the block has read.
+    """The part of a sequence that a block has read.
 
-    n_run: positions that have run. rows: the model's hidden rows from position n_run - 1 on, each
-    float32 [hidden].
+    n_run: positions that have run. rows: the hidden rows that the next positions read, each float32
+    [hidden].
     """
 
     n_run: int
@@ -67,67 +72,85 @@ class _Progress:
 
     @property
     def end(self) -> int:
-        """The position after that of the last hidden row."""
-        return self.n_run - 1 + len(self.rows)
+        """The position after the last one whose hidden row is known."""
+        return self.n_run + len(self.rows)
+
+
+class _Block:
+    """A NextN block with its programs, and what it has read of each sequence, by id."""
+
+    def __init__(self, depth: int, programs: Seq[Program]) -> None:
+        self.depth, self.programs = depth, programs
+        self.progress: dict[int, _Progress] = {}
+
+    def pending(self, s: Sequence) -> int:
+        """Return how many rows of a sequence can run, but that of its last token."""
+        known = self.progress.get(s.id)
+        if known is None or not s.is_running:
+            return 0
+        return max(0, min(len(known.rows), len(s.ids) - 1 - known.n_run))
 
 
 class NextNDrafter:
-    """Drafter of all sequences of a model with its NextN block.
+    """Drafter of all sequences of a model with its NextN blocks.
 
-    programs: for sequences up to the plain context, and for longer ones if there are any, on the
-    cache of the model with `layout`. tokens: the token of each of their logits; () if those are of
-    all `n_vocab` tokens. The sequences of one call are all extended, or none is.
+    programs: for sequences up to the plain context, and for longer ones if there are any, those of
+    each block in turn, on the cache of the model with `layout`. reads: what they read for further
+    tokens. tokens: the token of each of their logits; () if those are of all `n_vocab` tokens. The
+    sequences of one call are all extended, or none is.
     """
 
     def __init__(
         self,
-        programs: Seq[Program],
+        programs: Seq[Seq[Program]],
         layout: CacheLayout,
         n_vocab: int,
+        reads: NextNInput = NextNInput.OWN,
         tokens: tuple[int, ...] = (),
     ) -> None:
         self._n_vocab, self._tokens = n_vocab, np.array(tokens, np.int32)
-        self.programs = programs
+        self.programs, self._reads = programs, reads
+        self.blocks = [_Block(i, each) for i, each in enumerate(zip(*programs, strict=True))]
         self._n_groups, self._block_tokens = len(layout.n_blocks), layout.block_tokens
-        self._progress: dict[int, _Progress] = {}
+        self._most_tokens = programs[0][0].plan.max_tokens
+
+    @property
+    def most_drafted(self) -> int | None:
+        """The most tokens of a draft; None if the blocks do not bound it."""
+        return None if self._reads is NextNInput.OWN else len(self.blocks)
 
     def took(self, s: Sequence, first: int, rows: FloatArray) -> None:
         """Take the model's hidden rows of accepted tokens of a sequence, from `first` on.
 
         rows: float32 [tokens, hidden], which the drafter keeps. If the rows before are not known,
-        such as those of a cached prefix, the block sees zeros in place of the last of them. Rows
-        run when `MOST_WAITING` wait, and otherwise with the next draft.
+        such as those of a cached prefix, the blocks see zeros in place of them. Rows run when
+        `MOST_WAITING` wait, and otherwise with the next draft.
         """
-        known = self._progress.get(s.id)
-        if known is None or known.end != first:
+        known = self.blocks[0].progress.get(s.id)
+        if known is None or known.end != first + 1:
             nothing = np.zeros(rows.shape[1], np.float32)
-            known = self._progress[s.id] = _Progress(first, [nothing])
-        known.rows.extend(rows)
-        if len(known.rows) > MOST_WAITING:
+            for block in self.blocks:
+                n = 1 + block.depth if self._reads is NextNInput.MODEL else 1
+                block.progress[s.id] = _Progress(first, [nothing] * n)
+        for block in self.blocks if self._reads is NextNInput.MODEL else self.blocks[:1]:
+            block.progress[s.id].rows.extend(rows)
+        if max(len(block.progress[s.id].rows) for block in self.blocks) > MOST_WAITING:
             self.catch_up([s])
 
     def ended(self, s: Sequence) -> None:
         """Forget a sequence."""
-        self._progress.pop(s.id, None)
+        for block in self.blocks:
+            block.progress.pop(s.id, None)
 
     def behind(self, s: Sequence) -> int:
-        """Return how many rows of a sequence `catch_up` would run."""
-        known = self._progress.get(s.id)
-        if known is None or not s.is_running:
-            return 0
-        return max(0, min(len(known.rows), len(s.ids) - 1 - known.n_run))
+        """Return how many rows of a sequence `catch_up` would run in the first block."""
+        return self.blocks[0].pending(s)
 
     def catch_up(self, running: Iterable[Sequence]) -> None:
         """Run the rows whose hidden rows are known, but that of the last token, for the draft."""
-        pending = {s: self.behind(s) for s in running}
-        while any(pending.values()):
-            counts, room = {}, self.programs[0].plan.max_tokens
-            for s, n in pending.items():
-                if take := min(n, room):
-                    counts[s] = take
-                    room -= take
-            self._run(counts, outputs=False)
-            pending = {s: n - counts.get(s, 0) for s, n in pending.items()}
+        running = list(running)
+        for block in self.blocks:
+            self._catch_up(block, running)
 
     def draft(
         self,
@@ -146,72 +169,146 @@ class NextNDrafter:
         able = [s for s, room in rooms.items() if room > 0]
         if not able:
             return {}
-        logits, hidden = self._first_step(able)
+        drafted: dict[Sequence, list[int]] = {s: [] for s in able}
+        logits, hidden = self._first(able)
 
         def advance(going: Seq[Sequence], rows: Seq[int], n: int, tokens: Seq[int]) -> FloatArray:
             nonlocal hidden
-            firsts = [len(s.ids) - 1 + n for s in going]
-            parts = [[token] for token in tokens]
-            logits, hidden = self._step(going, firsts, parts, hidden[list(rows)], outputs=True)
+            for s, token in zip(going, tokens, strict=True):
+                drafted[s].append(token)
+            before = [hidden[i] for i in rows]
+            if self._reads is NextNInput.OWN:
+                logits, hidden = self._repeat(going, n, tokens, before)
+            else:
+                logits, hidden = self._next(self.blocks[n], going, drafted, before)
             return logits
 
         return draw_chains(able, rooms, logits, advance, choose, least)
 
-    def _first_step(self, running: Seq[Sequence]) -> tuple[FloatArray, FloatArray]:
-        """Run all rows of the sequences whose hidden rows are known; see `_step`."""
-        counts = {s: len(self._progress[s.id].rows) for s in running}
-        if sum(counts.values()) > self.programs[0].plan.max_tokens:
-            self.catch_up(running)
-            counts = dict.fromkeys(running, 1)
-        return self._run(counts, outputs=True)
-
     def _room(self, s: Sequence, most: int) -> int:
         """Return how many tokens can be drafted for a sequence, at most `most`."""
-        known, holding = self._progress.get(s.id), s.cache.holding
-        if known is None or holding is None or known.end != len(s.ids) - 1 or not known.rows:
+        known, holding = self.blocks[0].progress.get(s.id), s.cache.holding
+        if known is None or holding is None or known.end != len(s.ids) or not known.rows:
             return 0
+        if self._reads is not NextNInput.OWN:
+            most = min(most, len(self.blocks))
         return min(most, len(holding.tables[0]) * self._block_tokens - len(s.ids) + 1)
 
+    def _catch_up(self, block: _Block, running: Seq[Sequence]) -> None:
+        """Run the rows of one block whose hidden rows are known, but that of the last token."""
+        pending = {s: block.pending(s) for s in running}
+        while any(pending.values()):
+            counts, room = {}, self._most_tokens
+            for s, n in pending.items():
+                if take := min(n, room):
+                    counts[s] = take
+                    room -= take
+            self._run(block, counts, outputs=False)
+            pending = {s: n - counts.get(s, 0) for s, n in pending.items()}
+
+    def _first(self, running: Seq[Sequence]) -> tuple[FloatArray, list[FloatArray]]:
+        """Run the first block up to the last token of each sequence; see `_step`."""
+        block = self.blocks[0]
+        counts = {s: len(block.progress[s.id].rows) for s in running}
+        if sum(counts.values()) > self._most_tokens:
+            self._catch_up(block, running)
+            counts = dict.fromkeys(running, 1)
+        return self._run(block, counts, outputs=True)
+
+    def _repeat(
+        self, going: Seq[Sequence], n: int, tokens: Seq[int], before: Seq[FloatArray]
+    ) -> tuple[FloatArray, list[FloatArray]]:
+        """Run the first block on the `n`th drafted tokens and its rows before them; see `_step`."""
+        firsts = [len(s.ids) - 1 + n for s in going]
+        rows = [each[-1:] for each in before]
+        return self._step(self.blocks[0], going, firsts, [[t] for t in tokens], rows, outputs=True)
+
+    def _next(
+        self,
+        block: _Block,
+        going: Seq[Sequence],
+        drafted: Mapping[Sequence, Seq[int]],
+        before: Seq[FloatArray],
+    ) -> tuple[FloatArray, list[FloatArray]]:
+        """Run another block up to the last of the `drafted` tokens; see `_step`.
+
+        before: the rows of the block before that this one reads last, [tokens, hidden].
+        """
+        n_rows = sum(block.progress[s.id].end - block.progress[s.id].n_run for s in going)
+        if n_rows + len(going) * block.depth > self._most_tokens:
+            self._catch_up(block, going)
+        known = [block.progress[s.id] for s in going]
+        firsts = [each.n_run for each in known]
+        texts = [[*s.ids, *drafted[s]] for s in going]
+        parts = [ids[each.n_run :] for ids, each in zip(texts, known, strict=True)]
+        rows = []
+        for each, part, more in zip(known, parts, before, strict=True):
+            n_lacking = len(part) - len(each.rows)
+            rows.append(np.stack([*each.rows, *more[len(more) - n_lacking :]]))
+        logits, hidden = self._step(block, going, firsts, parts, rows, outputs=True)
+        for s, part, own in zip(going, parts, hidden, strict=True):
+            self._ran(block, s, len(part) - block.depth, own)
+        return logits, hidden
+
     def _run(
-        self, counts: Mapping[Sequence, int], *, outputs: bool
-    ) -> tuple[FloatArray, FloatArray]:
+        self, block: _Block, counts: Mapping[Sequence, int], *, outputs: bool
+    ) -> tuple[FloatArray, list[FloatArray]]:
         """Run the next `counts[s]` rows of each sequence; see `_step`."""
-        known = [self._progress[s.id] for s in counts]
+        known = [block.progress[s.id] for s in counts]
         firsts = [each.n_run for each in known]
         parts = [s.ids[at : at + n] for (s, n), at in zip(counts.items(), firsts, strict=True)]
-        rows = [row for s, n in counts.items() for row in self._progress[s.id].rows[:n]]
-        result = self._step(list(counts), firsts, parts, np.stack(rows), outputs=outputs)
-        for each, n in zip(known, counts.values(), strict=True):
-            each.n_run += n
-            del each.rows[:n]
-        return result
+        rows = [np.stack(each.rows[:n]) for each, n in zip(known, counts.values(), strict=True)]
+        logits, hidden = self._step(block, list(counts), firsts, parts, rows, outputs=outputs)
+        for (s, n), own in zip(counts.items(), hidden, strict=True):
+            self._ran(block, s, n, own)
+        return logits, hidden
+
+    def _ran(self, block: _Block, s: Sequence, n: int, own: FloatArray) -> None:
+        """Record that `n` more rows of a sequence, which were not drafted, have run.
+
+        own: the block's hidden rows, if another block reads them.
+        """
+        known = block.progress[s.id]
+        known.n_run += n
+        del known.rows[:n]
+        if self._reads is NextNInput.PREVIOUS and block.depth + 1 < len(self.blocks):
+            self.blocks[block.depth + 1].progress[s.id].rows.extend(own[:n])
 
     def _step(
         self,
+        block: _Block,
         running: Seq[Sequence],
         firsts: Seq[int],
         parts: Seq[Seq[int]],
-        hidden: FloatArray,
+        rows: Seq[FloatArray],
         *,
         outputs: bool,
-    ) -> tuple[FloatArray, FloatArray]:
+    ) -> tuple[FloatArray, list[FloatArray]]:
         """Run tokens `parts[i]` of sequence i from position `firsts[i]` on.
 
-        hidden: the row of the position before each token. Returns logits and the block's own hidden
-        rows of the last token of each sequence, or no rows.
+        rows: the hidden row that each token reads, [tokens, hidden]. Returns the logits of the last
+        token of each sequence, or none, and the block's own hidden rows: for each sequence those of
+        all tokens if another block reads them, else that of the last token, if the block makes any.
         """
-        program = self.programs[-1 if running[0].extended else 0]
+        program = block.programs[-1 if running[0].extended else 0]
         holdings = [s.cache.holding for s in running if s.cache.holding is not None]
-        step = make_draft_step(holdings, firsts, parts, self._n_groups, outputs=outputs)
-        given, own = program.plan.given, program.plan.hidden
-        assert given is not None
-        assert own is not None
-        program.write(given, hidden)
-        if not outputs:
-            program.run(step, 0, _n_storing(program.plan))
-            return _NO_ROWS, _NO_ROWS
+        plan, counts = program.plan, [len(part) for part in parts]
+        feeds_next = plan.hidden is not None and plan.hidden.dim is Dim.TOKENS
+        step = make_draft_step(
+            holdings, firsts, parts, self._n_groups, outputs=outputs or feeds_next
+        )
+        assert plan.given is not None
+        program.write(plan.given, np.concatenate(rows))
+        if not outputs and not feeds_next:
+            program.run(step, 0, _n_storing(plan))
+            return _NO_ROWS, [_NO_ROWS] * len(parts)
         logits = program.step(step)
-        return self._of_vocabulary(logits), program.read(own, len(logits))
+        logits = self._of_vocabulary(logits) if outputs else _NO_ROWS
+        if plan.hidden is None:
+            return logits, [_NO_ROWS] * len(parts)
+        if not feeds_next:
+            return logits, np.split(program.read(plan.hidden, len(parts)), len(parts))
+        return logits, np.split(program.read(plan.hidden, sum(counts)), np.cumsum(counts)[:-1])
 
     def _of_vocabulary(self, logits: FloatArray) -> FloatArray:
         """Return logits of all tokens, float32 [outputs, vocab]: -inf for those without a row."""
@@ -224,7 +321,8 @@ class NextNDrafter:
 
 def nextn_chain(drafter: NextNDrafter, times: StepTimes) -> Chain:
     """Return the chains of a NextN block of a model whose steps take `times`."""
-    return Chain(Source.NEXTN, drafter, ChainPolicy(times, _RATES, _STEP_RATIO))
+    rates = _RATES[: drafter.most_drafted]
+    return Chain(Source.NEXTN, drafter, ChainPolicy(times, rates, _STEP_RATIO))
 
 
 def _n_storing(plan: Plan) -> int:

@@ -9,23 +9,33 @@ reads a token and the hidden row of the position before it, and its logits are o
 
 h[p - 1] is the row after the final norm of the model. To predict another token, the block runs
 again on its own h' and the token it predicted. In some families (`ModelSpec.raw_nextn`), rows are
-those before these norms. The model's graph never reads the block. In some
+those before these norms.
+
+Other files have a block for each further token, with keys and values of its own. The row of block d
+at position p reads token p and (`ModelSpec.nextn_input`)
+
+    PREVIOUS   the row of block d - 1 at position p - 1
+    MODEL      the model's row of position p - 1 - d
+
+The model's graph never reads the block. In some
 files it is missing although the metadata counts it. It may lie in a file of its own, whose metadata
 counts the layers of the model too.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zinc.core.errors import ModelError
 from zinc.formats.gguf import GGUFArray, GGUFFile, MetadataValue, Tensor
 from zinc.models.parts.attention import attention
-from zinc.models.parts.decoder import Mixer, block, project
+from zinc.models.parts.decoder import Mixer, project
+from zinc.models.parts.decoder import block as decoder_block
 from zinc.models.parts.layer import Layer, RopeTables
 from zinc.models.parts.mlp import mlp
 from zinc.models.parts.refusal import damaged, incomplete, unsupported
-from zinc.models.parts.spec import ModelSpec
+from zinc.models.parts.selection import keep_hidden, select_early
+from zinc.models.parts.spec import ModelSpec, NextNInput
 from zinc.models.parts.weights import Weights, block_of
 from zinc.ops.graph import Graph
 
@@ -33,6 +43,26 @@ from zinc.ops.graph import Graph
 MARK = "nextn.eh_proj.weight"
 _SPECIAL = (3, 4)  # control and user-defined tokens, as in the GGUF specification
 _REQUIRED = (MARK, "nextn.enorm.weight", "nextn.hnorm.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class NextNBlock:
+    """The NextN block that drafts after `depth` other drafted tokens.
+
+    tokens: rows of the head to keep; () for all. feeds_next: another block reads its rows.
+    """
+
+    depth: int = 0
+    tokens: tuple[int, ...] = ()
+    feeds_next: bool = False
+
+
+def nextn_depths(file: GGUFFile, spec: ModelSpec) -> int:
+    """Return how many NextN blocks draft tokens: 1 if the first one drafts all of them."""
+    if spec.nextn_input is NextNInput.OWN:
+        return 1
+    marks = (f"blk.{spec.n_layers + i}.{MARK}" in file.tensors for i in range(spec.n_nextn))
+    return max(1, sum(marks))
 
 
 def nextn_tensors(file: GGUFFile, spec: ModelSpec) -> list[Tensor]:
@@ -137,22 +167,23 @@ def draft_decoder(
     g: Graph,
     spec: ModelSpec,
     w: Weights,
-    tokens: tuple[int, ...] = (),
+    block: NextNBlock,
     *,
     mixer: Mixer = attention,
     like: int = -1,
 ) -> None:
-    """Add the graph of the first NextN block: logits and hidden rows [outputs, hidden].
+    """Add the graph of a NextN block: its logits, and its hidden rows if those are read.
 
-    The host gives the hidden row of the position before each token. Embedding, final norm and head
-    are those of the model, unless the block has its own. tokens: rows of the head to keep, () for
-    all. mixer: the attention of the family. like: the layer that has the attention of the block. A
-    block without a router has a plain MLP.
+    Hidden rows are [outputs, hidden], or [tokens, hidden] if another block reads them. The host
+    gives the row before each token. Embedding, final norm and head are those of the model, unless
+    the block has its own. mixer: the attention of the family. like: the layer that has the
+    attention of the block. A block without a router has a plain MLP.
     """
-    own = replace(spec, attention=(*spec.attention, spec.attention[like]))
-    if f"blk.{spec.n_layers}.ffn_gate_inp.weight" not in w.file.tensors:
+    index = spec.n_layers + block.depth
+    own = replace(spec, attention=(*spec.attention, *[spec.attention[like]] * (block.depth + 1)))
+    if f"blk.{index}.ffn_gate_inp.weight" not in w.file.tensors:
         own = replace(own, experts=None)
-    layer = Layer(g, own, spec.n_layers, w.layer(spec.n_layers), RopeTables())
+    layer = Layer(g, own, index, w.layer(index), RopeTables())
     _require(layer.w)
     hidden = spec.hidden
 
@@ -172,22 +203,28 @@ def draft_decoder(
     has_mlp = any(name.startswith(f"{layer.w.prefix}ffn_") for name in w.file.tensors)
     if not has_mlp:
         layer.w.ignore(spec.mlp_norm)
-    x = block(layer, x, mixer=mixer, mlp=mlp if has_mlp else None)
+    x = decoder_block(layer, x, mixer=mixer, mlp=mlp if has_mlp else None)
     g.at("head")
     final = "layer_output_norm" if layer.w.has("layer_output_norm") else "nextn.shared_head_norm"
     norm, name = first(final, "output_norm")
-    x = g.select_rows(x)
-    normed = g.rms_norm(x, norm.vector(name, hidden), eps=spec.eps)
-    g.hidden = x if spec.raw_nextn else normed
+    selected = g.select_rows(x)
+    normed = g.rms_norm(selected, norm.vector(name, hidden), eps=spec.eps)
+    g.hidden = selected if spec.raw_nextn else normed
     head, name = first("nextn.shared_head_head", "output", "token_embd")
-    project(g, spec, head, name, normed, tokens)
-    w.check_block(spec.n_layers)
+    project(g, spec, head, name, normed, block.tokens)
+    if block.feeds_next:
+        keep_hidden(g, raw=spec.raw_nextn)
+    else:
+        if spec.nextn_input is not NextNInput.OWN:
+            g.hidden = None
+        select_early(g)
+    w.check_block(index)
 
 
-def sliding_draft_decoder(g: Graph, spec: ModelSpec, w: Weights, tokens: tuple[int, ...]) -> None:
+def sliding_draft_decoder(g: Graph, spec: ModelSpec, w: Weights, block: NextNBlock) -> None:
     """Add the graph of a NextN block that has the attention of the sliding layers."""
     sliding = [i for i, a in enumerate(spec.attention) if a.window]
-    draft_decoder(g, spec, w, tokens, like=sliding[-1] if sliding else -1)
+    draft_decoder(g, spec, w, block, like=sliding[-1] if sliding else -1)
 
 
 def _require(w: Weights) -> None:

@@ -30,6 +30,18 @@ class Norm(Enum):
     LAYER_WITH_BIAS = "layer with bias"
 
 
+class NextNInput(Enum):
+    """Rows that NextN blocks read to draft tokens after the first (zinc.models.parts.nextn).
+
+    OWN: there is one block, which reads its own rows. PREVIOUS: each block drafts one token and
+    reads rows of the block before. MODEL: each block drafts one token and reads rows of the model.
+    """
+
+    OWN = "own"
+    PREVIOUS = "previous"
+    MODEL = "model"
+
+
 @dataclass(frozen=True, slots=True)
 class Attention:
     """One attention layer; n_heads / n_kv_heads query heads share each KV head.
@@ -149,8 +161,9 @@ class ModelSpec:
 
     n_dense_layers: in a model with experts, the number of leading layers without. n_nextn: blocks
     after the layers that predict further tokens for speculation. raw_nextn: they read hidden rows
-    before the final norm, not after it. mlp_norm: tensor that normalises the input of the MLP.
-    pre_norms: the inputs of the mixer and of the MLP are normalised.
+    before the final norm, not after it. nextn_input: what they read for further tokens.
+    mlp_norm: tensor that normalises the input of the MLP. pre_norms: the inputs of the mixer and of
+    the MLP are normalised.
     post_norms: their outputs are normalised before they are added, with `post_eps` if there is one.
     embed_norm: the embedding is normalised, without weight.
     parallel: mixer and MLP read the same rows, and both outputs are added to them.
@@ -188,6 +201,7 @@ class ModelSpec:
     mlp_layers: tuple[bool, ...] = ()
     n_nextn: int = 0
     raw_nextn: bool = False
+    nextn_input: NextNInput = NextNInput.OWN
     mlp_norm: str = "ffn_norm"
     mixer_norm: str = "attn_norm"
     head_norm: str = "output_norm"
