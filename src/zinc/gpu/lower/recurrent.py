@@ -6,6 +6,7 @@ from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import (
     CausalConvArguments,
+    DeltaChunkArguments,
     DeltaRuleArguments,
     SelectiveScanArguments,
     TokenShiftArguments,
@@ -42,6 +43,8 @@ DELTA_COLS = 16
 # Tokens whose keys and queries are staged in shared memory together: a chunk, so that the state is
 # known at the end of each.
 DELTA_ROWS = CHUNK
+DELTA_CHUNK = 16  # equals CHUNK in kernels/delta_chunk.slang
+MIN_CHUNKED_TOKENS = 32  # of a step in chunks
 
 
 @lowers("causal_conv")
@@ -77,6 +80,61 @@ def conv_defines(launch: Launch) -> tuple[tuple[str, int], ...]:
 
 @lowers("delta_rule")
 def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    """Lower the op `delta_rule`, with decays of channels in chunks (kernels/delta_chunk.slang).
+
+    Sums of a chunk are rounded otherwise, and chunks begin where a step does, which neither
+    batch-invariant mode nor states that can be set back allow.
+    """
+    attrs, features = dict(launch.attrs), at.features
+    k_dim, v_dim, n_v = (int(attrs[name]) for name in ("k_dim", "v_dim", "n_v_heads"))
+    # Matrices of a chunk (PART_FLOATS in delta_chunk.slang).
+    part_bytes = 4 * (3 * DELTA_CHUNK * k_dim + 2 * DELTA_CHUNK**2 + k_dim)
+    if (
+        "per_channel" not in attrs
+        or "rollback" in attrs
+        or features.batch_invariant
+        or features.has_few_registers
+        or bucket.tokens < max(MIN_CHUNKED_TOKENS, 2 * bucket.sequences)
+        or k_dim % 16
+        or part_bytes + 8 * DELTA_CHUNK * DELTA_COLS > features.shared_bytes
+    ):
+        return delta_rule_by_token(launch, at, bucket)
+    qkv, alpha, beta = (rows(launch, name) for name in ("qkv", "alpha", "beta"))
+    decay, decay_bias = (operand(launch, name, Weight) for name in ("decay", "decay_bias"))
+    state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
+    slots = bucket.tokens // DELTA_CHUNK + bucket.sequences
+    arguments = DeltaChunkArguments(
+        step=at.step,
+        qkv=at.ref(qkv),
+        alpha=at.ref(alpha),
+        beta=at.ref(beta),
+        decay=at.vector(decay),
+        decay_bias=at.vector(decay_bias),
+        skip=0,
+        state=at.recurrent(state),
+        y=at.ref(y),
+        chunks=at.scratch.take(slots * n_v * part_bytes),
+        qkv_stride=qkv.stride,
+        alpha_stride=alpha.stride,
+        beta_stride=beta.stride,
+        y_stride=y.stride,
+        n_k_heads=int(attrs["n_k_heads"]),
+        n_v_heads=n_v,
+        slot_floats=state.floats,
+        floor=float(attrs.get("floor", 0.0)),
+    )
+    sizes = (("K_DIM", k_dim), ("VECTORS", in_vectors(at, qkv, alpha)), ("V_DIM", v_dim))
+    options = (("FLOOR", int("floor" in attrs)), ("GROUPED", int(attrs["grouped"])))
+    share = (("COLS", DELTA_COLS), ("SHARE", _lanes_of_column(features, k_dim)))
+    grid = (n_v, ceil_div(v_dim, DELTA_COLS), bucket.sequences)
+    return [
+        Dispatch(KernelVariant("delta_channels", (*options, *sizes)), arguments, (slots, n_v, 1)),
+        Dispatch(KernelVariant("delta_scan", (*share, *sizes)), arguments, grid, waits=True),
+    ]
+
+
+def delta_rule_by_token(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    """Lower the op `delta_rule` to one kernel."""
     names = ("qkv", "alpha", "decay", "decay_bias")
     return _rule(launch, at, bucket, names, beta=rows(launch, "beta"))
 

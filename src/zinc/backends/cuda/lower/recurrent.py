@@ -79,7 +79,7 @@ def causal_conv(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]
 def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     """Lower the op `delta_rule`."""
     names = ("qkv", "alpha", "decay", "decay_bias")
-    by_token = recurrent.delta_rule(launch, at, bucket)
+    by_token = recurrent.delta_rule_by_token(launch, at, bucket)
     return _in_chunks(launch, at, bucket, names, by_token, beta=rows(launch, "beta"))
 
 

@@ -1,0 +1,38 @@
+"""The delta rule in chunks with Vulkan beyond the op cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from backends.test_cuda_recurrent import STEPS, TOKENS, check, kernels_of, program_of, steps_of
+from present import computing
+
+from zinc.backends import api
+from zinc.backends.api import Program
+from zinc.ops.recurrent import DeltaShape, delta_case
+
+pytestmark = pytest.mark.skipif("vulkan" not in computing(), reason="there is no Vulkan driver")
+
+CASE = delta_case("steps", DeltaShape(2, 4, 32, 40, True), (TOKENS,), pace=0.05, floor=-5.0)
+PROMPT, DECODE, *_ = steps_of(STEPS, (1, 0))
+
+
+def program(rollback: int = 0, **options: Any) -> Program:
+    return program_of(api.create("vulkan", options=options), CASE, 2, rollback)
+
+
+def kernel_names(program: Program, step: Any) -> list[str]:
+    return [each.split(".")[0] for each in kernels_of(program, step, "delta_rule")]
+
+
+def test_states_continue_from_step_to_step() -> None:
+    chunked = program()
+    check(chunked, program_of(api.create("ref"), CASE, 2), steps_of(STEPS, (1, 0)))
+    assert kernel_names(chunked, PROMPT) == ["delta_channels", "delta_scan"]
+    assert kernel_names(chunked, DECODE) == ["delta_rule"]
+
+
+def test_the_batch_invariant_mode_and_states_that_are_set_back_go_token_by_token() -> None:
+    assert kernel_names(program(batch_invariant="true"), PROMPT) == ["delta_rule"]
+    assert kernel_names(program(rollback=8), PROMPT) == ["delta_rule"]
