@@ -88,7 +88,9 @@ SLOW = {"ssm_scan": 1, "delta_rule of channels": 0}  # from how many rejected ro
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.every if SLOW.get(x) == 0 else ()) for x in CASES]
+)
 def test_states_continue_from_step_to_step(name: str) -> None:
     case, steps = CASES[name], steps_of(STEPS, (1, 0))
     check(program_of(emulated.backend(), case, 2), program_of(api.create("ref"), case, 2), steps)

@@ -26,11 +26,14 @@ def kernel_names(program: Program, step: Any) -> list[str]:
     return [each.split(".")[0] for each in kernels_of(program, step, "delta_rule")]
 
 
+@pytest.mark.every
 def test_states_continue_from_step_to_step() -> None:
-    chunked = program()
-    check(chunked, program_of(api.create("ref"), CASE, 2), steps_of(STEPS, (1, 0)))
-    assert kernel_names(chunked, PROMPT) == ["delta_channels", "delta_scan"]
-    assert kernel_names(chunked, DECODE) == ["delta_rule"]
+    check(program(), program_of(api.create("ref"), CASE, 2), steps_of(STEPS, (1, 0)))
+
+
+def test_prompts_go_in_chunks_and_decode_token_by_token() -> None:
+    assert kernel_names(program(), PROMPT) == ["delta_channels", "delta_scan"]
+    assert kernel_names(program(), DECODE) == ["delta_rule"]
 
 
 def test_the_batch_invariant_mode_and_states_that_are_set_back_go_token_by_token() -> None:

@@ -148,9 +148,7 @@ def _delta_cases() -> Iterator[Case]:
     yield delta_case("channels", DeltaShape(2, 2, 32, 48, True), (1, 33, 64, 5), pace=0.2)
     yield delta_case("channels-shared", DeltaShape(2, 4, 128, 32, True), (20,), pace=20.0)
     yield delta_case("channels-floor", DeltaShape(2, 2, 16, 16, True), (70, 3), floor=-5.0)
-    shape = DeltaShape(2, 4, 48, 64, True)
-    yield delta_case("channels-forgetful", shape, (100,), grouped=True, pace=40.0)
-    yield delta_case("channels-wide", DeltaShape(2, 2, 128, 128, True), (150, 9), pace=0.05)
+    yield delta_case("channels-wide", DeltaShape(1, 2, 128, 128, True), (150, 9), pace=3.0)
 
 
 def _delta_division(node: Node) -> Division:
