@@ -197,7 +197,16 @@ RIG = Path(os.environ.get("GPU_RIG") or CACHE / "zinc-gpu-rig")
 LIBRARIES = RIG / "usr/lib/x86_64-linux-gnu"
 SPIRV_CROSS = RIG / "usr/bin/spirv-cross"
 MSL = "30000"  # Metal 3.0, of macOS 13
-FAMILIES = ("qwen35moe", "gemma4e", "gptoss", "deepseek2v3", "falconh1", "lfm2moe", "jamba")
+FAMILIES = (
+    "qwen35moe",
+    "gemma4e",
+    "gptoss",
+    "deepseek2v3",
+    "falconh1",
+    "lfm2moe",
+    "jamba",
+    "kimilinear",
+)
 
 
 def features(**others: Any) -> Features:
