@@ -166,6 +166,14 @@ class StepResult(Protocol):
         """
         ...
 
+    def hidden(self, rows: int) -> FloatArray | None:
+        """Return a copy of the plan's first `rows` hidden rows, float32 [rows, hidden].
+
+        It can be asked for until the step after the next one. None: the step has no copy, and only
+        `Program.read` gives the rows, before the next step.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
@@ -179,6 +187,9 @@ class FinishedStep:
 
     def logits(self) -> FloatArray:
         return self.output
+
+    def hidden(self, rows: int) -> FloatArray | None:
+        return None
 
 
 class Cache(Protocol):

@@ -369,8 +369,9 @@ class Engine:
         for s, sampled in flight.outcomes():
             if s.finish_reason is None:
                 self._gain(s, sampled)
-        if self._drafting is not None and self._flight is None:
-            self._drafting.speculation.landed(flight, seconds)
+        if self._drafting is not None:
+            is_followed = self._flight is not None
+            self._drafting.speculation.landed(flight, None if is_followed else seconds)
         return gained
 
     def _follow(self, flight: Flight) -> Flight | None:

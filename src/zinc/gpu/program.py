@@ -95,7 +95,6 @@ class RunningStep:
         return self._recorded.logits[: self._rows]
 
     def hidden(self, rows: int) -> FloatArray | None:
-        """Return a copy of the first hidden rows, or None if the step does not copy them."""
         if rows > len(self._recorded.hidden):
             return None
         self.wait()

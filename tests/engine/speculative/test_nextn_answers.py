@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from effort import EVERY, on_backends
-from engine.speculative.verified import accepted, check_same, finish, plain, requests, verifying
+from engine.speculative.verified import (
+    Eager,
+    accepted,
+    check_same,
+    finish,
+    plain,
+    requests,
+    verifying,
+)
 from models.nextn_files import CONVERTED_NAMES, model_with_blocks, with_nextn
 from present import computing
 
@@ -15,9 +24,12 @@ from zinc.engine.load.model import LoadedModel
 from zinc.engine.load.options import LoadOptions
 from zinc.engine.sequence import Sequence
 from zinc.engine.speculative import chains
+from zinc.engine.speculative.draft import NO_DRAFT
 from zinc.engine.speculative.tracker import Source
+from zinc.gpu import program as gpu_program
 from zinc.ops.values import FloatArray
 
+DEVICES = [name for name in computing() if name != "cpu"]
 NAMES = ["qwen35", "glm4moe", *["qwen3next", "deepseek2v3"] * EVERY]
 
 
@@ -60,3 +72,52 @@ def test_the_block_changes_no_token(
         model.engine.pool.check()
     assert sum(s.drafts.n_drafted for s in found) > 50
     assert 0.2 < accepted(found) < 0.9
+
+
+class Idle(Eager):
+    """A policy of sequences that drafted, whose drafts do not pay at the moment."""
+
+    def __init__(self, *, waits: bool) -> None:
+        super().__init__(0)
+        self._waits = waits
+
+    def pays(self, n_streams: int, n_rows: int) -> bool:
+        return self._waits
+
+
+@pytest.mark.parametrize("backend", DEVICES)
+def test_the_block_gets_the_rows_of_steps_that_others_were_queued_behind(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device runs one step ahead while no draft is likely, and a later draft needs the rows.
+
+    Those of a prompt are not copied with its step.
+    """
+    monkeypatch.setattr(gpu_program, "MAX_HIDDEN_BYTES", 1024)
+    options = LoadOptions(
+        model_with_blocks("bailingmoe3", tmp_path),
+        backend=backend,
+        context=128,
+        backend_options={"batch_invariant": "true"},
+    )
+    found = []
+    with LoadedModel.open(options) as model:
+        engine = model.engine
+        assert engine.speculation is not None
+        chain, drafter = engine.speculation.chains[Source.NEXTN], model.drafter
+        monkeypatch.setattr(engine.speculation, "_suffix", lambda *_: NO_DRAFT)
+        assert drafter is not None
+        for waits in (True, False):
+            monkeypatch.setattr(chain, "policy", Idle(waits=waits))
+            (request,) = requests(model, 1, max_tokens=30, ignore_eos=True)
+            s, n_ahead, rows = engine.submit(request), 0, np.empty(0)
+            while s.finish_reason is None:
+                engine.step()
+                n_ahead += engine._flight is not None
+                if s.finish_reason is None:
+                    progress = drafter.blocks[0].progress[s.id]
+                    assert progress.end == len(s.ids)
+                    rows = np.stack(progress.rows)
+            assert (n_ahead > 20) is not waits
+            found.append(rows)
+    np.testing.assert_array_equal(*found)

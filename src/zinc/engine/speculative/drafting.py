@@ -53,9 +53,13 @@ class Drafting:
     def is_likely(self, flight: Flight) -> bool:
         """Return whether the step after `flight` is likely to have drafts, or this one has.
 
-        Such a step cannot be queued before the tokens of `flight` are known.
+        Such a step cannot be queued before the tokens of `flight` are known. Nor is one queued
+        behind a prompt whose hidden rows are to be read: they are too many to be copied with it.
         """
-        return bool(flight.drafts) or self.speculation.is_likely(flight.complete)
+        if flight.drafts or self.speculation.is_likely(flight.complete):
+            return True
+        has_prompts = max(flight.counts) > STREAM_TOKENS
+        return has_prompts and self.speculation.reads_rows(flight.running)
 
     def _room(self, s: Sequence) -> int:
         """Return the most tokens that may be drafted for a sequence.

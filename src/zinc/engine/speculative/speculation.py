@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+import numpy as np
+
 from zinc.engine.flight import Flight
 from zinc.engine.sequence import Sequence
 from zinc.engine.speculative.answer_store import AnswerStore
@@ -102,10 +104,19 @@ class Speculation:
             self._suffix(s, self.most_rows).expected >= _LEAST_EXPECTED for s in streams
         )
 
-    def landed(self, flight: Flight, seconds: float) -> None:
-        """Learn from a step that took `seconds`."""
+    def reads_rows(self, running: Seq[Sequence]) -> bool:
+        """Return whether the NextN block reads the hidden rows of any of these sequences."""
+        return self._nextn is not None and any(map(self.chains[Source.NEXTN].uses, running))
+
+    def landed(self, flight: Flight, seconds: float | None) -> None:
+        """Learn from a step that took `seconds`.
+
+        None: another step was queued behind it. Such steps overlap with the work of the host.
+        """
         if self._nextn is not None:
-            self._take_hidden(self._nextn, flight)
+            self._take_hidden(self._nextn, flight, is_followed=seconds is None)
+        if seconds is None:
+            return
         if len(flight.complete) < len(flight.running) or max(flight.counts) > MOST_ROWS:
             return  # it has prompts
         n_plain = sum(flight.counts)
@@ -200,18 +211,26 @@ class Speculation:
         """Return the expected number of accepted tokens, as acceptance was measured."""
         return expected_tokens(self.acceptance[source].rates(draft.probabilities))
 
-    def _take_hidden(self, nextn: NextNDrafter, flight: Flight) -> None:
-        """Give the hidden rows of the tokens that are part of the text to the NextN block."""
+    def _take_hidden(self, nextn: NextNDrafter, flight: Flight, *, is_followed: bool) -> None:
+        """Give the hidden rows of the tokens that are part of the text to the NextN block.
+
+        A step that was queued behind overwrites the rows of the program, but not the copy of a
+        short step.
+        """
         lengths = [
             n + len(flight.drafts.get(s.id, ()))
             for s, n in zip(flight.running, flight.counts, strict=True)
         ]
-        uses = self.chains[Source.NEXTN].uses
-        if not any(map(uses, flight.running)):
+        if not self.reads_rows(flight.running):
             return
-        parts = hidden_rows(flight.program, lengths)
+        if not is_followed:
+            parts = hidden_rows(flight.program, lengths)
+        elif (copied := flight.result.hidden(sum(lengths))) is not None:
+            parts = np.split(copied, np.cumsum(lengths)[:-1])
+        else:
+            return
         for s, n, end, rows in zip(flight.running, flight.counts, flight.ends, parts, strict=True):
-            if s.finish_reason is not None or not uses(s):
+            if s.finish_reason is not None or not self.chains[Source.NEXTN].uses(s):
                 continue
             n_valid = s.drafts.n_valid if s.id in flight.drafts else 0
             nextn.took(s, end - n, rows[: n + n_valid].copy())
