@@ -46,6 +46,12 @@ def test_without_a_gain_it_is_tried_now_and_then():
     found = policy(step=0.3, ratio=0.6)
     depths = [found.depth(1, 1) for _ in range(96)]
     assert depths.count(1) == 3
+    for _ in range(31):
+        assert not found.is_due
+        found.skipped()
+    assert found.is_due
+    assert found.depth(1, 1) == 1
+    assert not found.is_due
     assert [found.wants() for _ in range(32)].count(True) == 2
     assert all(policy().wants() for _ in range(3))
 

@@ -121,3 +121,29 @@ def test_the_block_gets_the_rows_of_steps_that_others_were_queued_behind(
             assert (n_ahead > 20) is not waits
             found.append(rows)
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("backend", DEVICES)
+def test_a_device_that_runs_ahead_measures_drafts_now_and_then(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = LoadOptions(
+        model_with_blocks("bailingmoe3", tmp_path),
+        backend=backend,
+        context=128,
+        backend_options={"batch_invariant": "true"},
+    )
+    with LoadedModel.open(options) as model:
+        engine = model.engine
+        assert engine.speculation is not None
+        policy = engine.speculation.chains[Source.NEXTN].policy
+        monkeypatch.setattr(engine.speculation, "_suffix", lambda *_: NO_DRAFT)
+        monkeypatch.setattr(policy, "wants", lambda: True)
+        monkeypatch.setattr(policy, "_best_depth", lambda *_: (0, 1.0))
+        (request,) = requests(model, 1, max_tokens=90, ignore_eos=True)
+        s, n_ahead = engine.submit(request), 0
+        while s.finish_reason is None:
+            engine.step()
+            n_ahead += engine._flight is not None
+        assert 70 < n_ahead < 89
+        assert policy._n_measured + 1 == 2  # steps of the block, after 32 and after 64 tokens

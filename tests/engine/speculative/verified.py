@@ -22,6 +22,8 @@ from zinc.engine.speculative.tracker import Source
 class Eager:
     """A policy that drafts `n_tokens` tokens whenever it can."""
 
+    is_due = False
+
     def __init__(self, n_tokens: int) -> None:
         self.n_tokens = n_tokens
 
@@ -42,7 +44,7 @@ class Eager:
 
     def record(self, *_: Any) -> None: ...
 
-    took = has_read = record
+    took = has_read = skipped = record
 
 
 @contextmanager

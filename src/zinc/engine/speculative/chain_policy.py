@@ -71,8 +71,18 @@ class ChainPolicy:
         measure again.
         """
         best, _ = self._best_depth(n_streams, n_rows)
-        self._n_idle = 0 if best else self._n_idle + 1
-        return best or int(self._n_idle % _PROBE_STEPS == 0)
+        probes = not best and self.is_due
+        self._n_idle = 0 if best or probes else self._n_idle + 1
+        return best or int(probes)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next step drafts a token even if none pays, to measure again."""
+        return self._n_idle >= _PROBE_STEPS - 1
+
+    def skipped(self) -> None:
+        """Record a step that was queued before it could have drafts."""
+        self._n_idle += 1
 
     def _best_depth(self, n_streams: int, n_rows: int) -> tuple[int, float]:
         """Return the fastest number of tokens, and its speed relative to a step without drafts."""

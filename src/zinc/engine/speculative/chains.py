@@ -126,9 +126,9 @@ class Chain:
         return uses[self.source]
 
     def is_likely(self, streams: Seq[Sequence]) -> bool:
-        """Return whether the next step of `streams` is likely to verify a chain."""
+        """Return whether the next step of `streams` is likely to have a chain."""
         n = len(streams)
-        return any(map(self.uses, streams)) and self.policy.pays(n, n)
+        return any(map(self.uses, streams)) and (self.policy.pays(n, n) or self.policy.is_due)
 
     def draft(self, wanting: Seq[Sequence], most: Mapping[int, int]) -> dict[int, Draft]:
         """Return drafts of sequences by id, of at most `most[id]` tokens."""

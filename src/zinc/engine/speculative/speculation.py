@@ -116,6 +116,9 @@ class Speculation:
         if self._nextn is not None:
             self._take_hidden(self._nextn, flight, is_followed=seconds is None)
         if seconds is None:
+            for chain in self.chains.values():
+                if any(map(chain.uses, flight.running)):
+                    chain.policy.skipped()
             return
         if len(flight.complete) < len(flight.running) or max(flight.counts) > MOST_ROWS:
             return  # it has prompts
