@@ -54,7 +54,8 @@ _RATES = (0.7, 0.65, 0.6, 0.55)
 # The time of a draft step in model steps before it is measured.
 _STEP_RATIO = 0.2
 
-# Most hidden rows of a sequence that wait for the block. Keys of many rows at once cost little.
+# Positions of a sequence that a block may be behind. Keys of many rows at once cost little, and so
+# many positions before a window keep their blocks (`zinc.kv.pool.SLACK_BLOCKS`).
 MOST_WAITING = 128
 _NO_ROWS = np.empty((0, 0), np.float32)
 
@@ -124,7 +125,7 @@ class NextNDrafter:
 
         rows: float32 [tokens, hidden], which the drafter keeps. If the rows before are not known,
         such as those of a cached prefix, the blocks see zeros in place of them. Rows run when
-        `MOST_WAITING` wait, and otherwise with the next draft.
+        a block is `MOST_WAITING` positions behind, and otherwise with the next draft.
         """
         known = self.blocks[0].progress.get(s.id)
         if known is None or known.end != first + 1:
@@ -134,7 +135,8 @@ class NextNDrafter:
                 block.progress[s.id] = _Progress(first, [nothing] * n)
         for block in self.blocks if self._reads is NextNInput.MODEL else self.blocks[:1]:
             block.progress[s.id].rows.extend(rows)
-        if max(len(block.progress[s.id].rows) for block in self.blocks) > MOST_WAITING:
+        oldest = min(block.progress[s.id].n_run for block in self.blocks)
+        if first + len(rows) - oldest >= MOST_WAITING:
             self.catch_up([s])
 
     def ended(self, s: Sequence) -> None:
