@@ -50,7 +50,7 @@ from zinc.engine.limits import check_embeds, check_generates, check_ranks
 from zinc.engine.load.device_map import BackendChoice
 from zinc.engine.load.files import resolve_model
 from zinc.engine.load.model import LoadedAdapter, LoadedModel
-from zinc.engine.load.options import BATCH_TOKENS, LoadOptions
+from zinc.engine.load.options import LoadOptions
 from zinc.engine.load.planned import plan_model
 from zinc.engine.load.settings import settings_of
 from zinc.engine.load.weights import Progress
@@ -91,7 +91,8 @@ class LLM:
         context run without it.
     kv_dtype: "f16", "q8_0", "q4_0" (CPU; costs quality, see docs/numerics.md), or "auto": q8_0 on
         the CPU, f16 elsewhere.
-    batch_tokens: the most tokens of a step.
+    batch_tokens: the most tokens of a step (default: 512, or as many as several GPUs need to work
+        at the same time, see docs/placement.md).
     prefix_cache: keep the KV cache of prompts for other prompts that begin alike, in at most
         `cache_bytes` (default: all of the cache that is not in use).
     cache_dir: folder that keeps the prefix cache over restarts. It is written while requests run.
@@ -122,7 +123,7 @@ class LLM:
         context: int | None = None,
         rope: RopeScaling | None = None,
         kv_dtype: str = "auto",
-        batch_tokens: int = BATCH_TOKENS,
+        batch_tokens: int | None = None,
         prefix_cache: bool = True,
         cache_bytes: int | None = None,
         swap_bytes: int | None = None,

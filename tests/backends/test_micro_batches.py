@@ -16,6 +16,7 @@ from present import computing
 
 from zinc import LLM
 from zinc.backends import api, micro_batches
+from zinc.backends.capabilities import BackendKind
 from zinc.backends.micro_batches import Pipeline, can_overlap
 from zinc.backends.plans import NO_OUTPUT, Plan, Ref, Segment, SplitPlan, Transfer
 from zinc.backends.split import SplitBackend
@@ -31,7 +32,7 @@ from zinc.plan.planner import make_plan
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Make micro-batches small; return the list to which the number of each step is appended."""
-    monkeypatch.setattr(micro_batches, "MICRO_BATCH_TOKENS", 8)
+    monkeypatch.setattr(micro_batches, "MICRO_BATCH_TOKENS", dict.fromkeys(BackendKind, 8))
     monkeypatch.setattr(micro_batches, "LEAST_TOKENS", 3)
     counts: list[int] = []
     run = Pipeline.run
@@ -119,7 +120,7 @@ def test_parts_keep_every_row(seed: int, small: list[int]) -> None:
         state_slot=rng.permutation(len(lengths)).astype(np.int32),
         tables=(rng.integers(0, 99, (len(lengths), 3)).astype(np.int32),),
     )
-    parts = micro_batches.micro_batches(step)
+    parts = micro_batches.micro_batches(step, 8)
     assert np.array_equal(np.concatenate([part.ids for part in parts]), step.ids)
     assert np.array_equal(np.concatenate([part.positions for part in parts]), step.positions)
     outputs = np.concatenate([part.ids[part.output_rows] for part in parts])

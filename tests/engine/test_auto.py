@@ -221,7 +221,7 @@ def test_auto_takes_a_gpu_with_memory_for_the_drafts_that_are_asked_for(
         (both,) = planned.budgets()
 
     def n_bytes(budget: MemoryBudget) -> int:
-        keys = context_bytes(budget.states, 64, "f16", options.batch_tokens)
+        keys = context_bytes(budget.states, 64, "f16", options.step_tokens)
         states = state_bytes_per_sequence(budget.states)
         return budget.taken + keys + states + budget.draft_bytes(64)
 

@@ -16,13 +16,15 @@ from zinc import LLM, DeviceMap
 from zinc.backends import api
 from zinc.backends.capabilities import DeviceInfo, DeviceKind
 from zinc.backends.plans import SplitPlan, Transfer
+from zinc.backends.split import SplitBackend
 from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, ZincError
-from zinc.engine.load import bandwidth, link, memory, planned
+from zinc.engine.load import bandwidth, devices, link, memory, planned
 from zinc.engine.load.bandwidth import Bandwidth
 from zinc.engine.load.devices import divide_over
 from zinc.engine.load.link import all_reduce_seconds
 from zinc.engine.load.memory import RESERVE_SHARE
 from zinc.engine.load.options import LoadOptions
+from zinc.engine.load.planned import plan_model
 from zinc.engine.preemption import Rates
 
 NAMES = [",".join([f"{name}:0"] * 2) for name in computing() if name == "vulkan"]
@@ -145,6 +147,34 @@ def test_a_division_stays_when_memory_is_short_for_drafts(monkeypatch: pytest.Mo
 def test_shares_divide_the_layers() -> None:
     with load("qwen35moe", "cpu,cpu", device_map=DeviceMap(shares=(1, 3))) as llm:
         assert llm.choice.messages == ["layer 0 on cpu, layers 1-3 on cpu #2"]
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_layers_on_gpus_have_larger_steps_if_there_is_memory(
+    names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert step_tokens(names) == 2048
+    assert step_tokens(names, batch_tokens=512) == 512
+    assert step_tokens("cpu,cpu") == step_tokens(names + ",cpu") == 512
+    assert step_tokens(names, device_map=DeviceMap(split="tensor")) == 512
+    monkeypatch.setattr(SplitBackend, "is_linked", True)
+    assert step_tokens(names) == 512  # such devices begin a step while others run the one before
+    monkeypatch.undo()
+    fits = devices._fits
+    monkeypatch.setattr(
+        devices, "_fits", lambda *given: given[2].step_tokens < 2048 and fits(*given)
+    )
+    assert step_tokens(names) == 512
+
+
+def step_tokens(names: str, **options: Any) -> int:
+    with plan_model(
+        LoadOptions(
+            FIXTURES / "qwen3.gguf", context=4096, backend_options={"device": names}, **options
+        )
+    ) as planned:
+        assert planned.plans[0].max_tokens == planned.options.step_tokens
+        return planned.options.step_tokens
 
 
 # -- Memory -------------------------------------------------------------------------------------

@@ -5,15 +5,27 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from cuda_emulator import emulated
 from cuda_emulator.emulated import EmulatedBackend, EmulatedHost, EmulatedRecording
 from models.harness import FIXTURES, MAX_TOKENS, Runner, expected, relative_error
+from plan.test_split import Division
 
+from zinc.backends import micro_batches
 from zinc.backends.api import Backend
-from zinc.backends.plans import EXCHANGE, AllReduce, Segment, SplitPlan
+from zinc.backends.capabilities import BackendKind
+from zinc.backends.plans import (
+    EXCHANGE,
+    NO_OUTPUT,
+    AllReduce,
+    Plan,
+    Segment,
+    SplitPlan,
+    Transfer,
+)
 from zinc.backends.split import SplitBackend
 from zinc.engine.load import link
 from zinc.formats.gguf import GGUFFile
@@ -23,8 +35,13 @@ from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.graph import DispatchGraph
 from zinc.gpu.hazards import dependencies
 from zinc.gpu.host import Download
+from zinc.gpu.memory import Buffer, Bytes
 from zinc.gpu.peers import PeerProgram, Peers, peer_program
 from zinc.models import load
+from zinc.ops.graph import Graph
+from zinc.ops.step import Step
+from zinc.ops.values import Constant, Dim
+from zinc.plan.layer_split import even_split
 from zinc.plan.planner import make_plan
 from zinc.plan.weights import tensor_data
 
@@ -33,7 +50,7 @@ TOLERANCE = 5e-3
 
 
 class QueueingHost(EmulatedHost):
-    """A host whose submissions run in threads, as a device does beside the program."""
+    """A host whose submissions run one after another, beside the program, as on a device."""
 
     tickets = itertools.count(1)
     compiling = threading.Lock()
@@ -41,6 +58,20 @@ class QueueingHost(EmulatedHost):
     def __init__(self) -> None:
         super().__init__()
         self.running: dict[int, threading.Thread] = {}
+        self.queued: list[threading.Thread] = []
+
+    def read(self, source: Buffer, offset: int, n_bytes: int) -> Bytes:
+        self.settle()
+        return super().read(source, offset, n_bytes)
+
+    def write(self, target: Buffer, offset: int, data: Bytes) -> None:
+        self.settle()
+        super().write(target, offset, data)
+
+    def settle(self) -> None:
+        """Wait for everything submitted, unless a submission itself copies memory."""
+        if threading.current_thread() not in self.queued and self.queued:
+            self.queued[-1].join(timeout=120)
 
     def compile(self, kernels: Sequence[KernelVariant], progress: object = None) -> None:  # type: ignore[override]
         with self.compiling:
@@ -58,9 +89,16 @@ class QueueingHost(EmulatedHost):
 class QueuedRecording(EmulatedRecording):
     def submit(self) -> int:
         assert isinstance(self.host, QueueingHost)
-        ticket = next(self.host.tickets)
-        thread = threading.Thread(target=super().submit, daemon=True)
+        ticket, before = next(self.host.tickets), self.host.queued[-1:]
+
+        def run() -> None:
+            for thread in before:
+                thread.join()
+            super(QueuedRecording, self).submit()
+
+        thread = threading.Thread(target=run, daemon=True)
         self.host.running[ticket] = thread
+        self.host.queued.append(thread)
         thread.start()
         return ticket
 
@@ -71,19 +109,28 @@ class PeerBackend(EmulatedBackend):
     def __init__(self) -> None:
         super().__init__(QueueingHost())
 
+    def reaches(self, devices: Sequence[Backend]) -> bool:
+        return True
+
     def link(
         self, devices: Sequence[Backend], plan: SplitPlan, caches: Sequence[GpuCache]
     ) -> PeerProgram:
         return peer_program([x for x in devices if isinstance(x, PeerBackend)], plan, caches)
 
 
-def planned(name: str, shares: tuple[float, ...]) -> tuple[SplitBackend, SplitPlan]:
-    backend = SplitBackend([PeerBackend() for _ in shares], shares)
+def planned(name: str, division: Division | None, n_cards: int) -> tuple[Backend, Plan]:
+    """Return a backend of `n_cards` cards with the weights of a model, and the plan.
+
+    division: None for a single card.
+    """
+    backend: Backend = PeerBackend()
+    if division is not None:
+        backend = SplitBackend([PeerBackend() for _ in range(n_cards)], division)
     with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
         graph = load(file)[1]
         plan = make_plan(graph, backend, max_tokens=MAX_TOKENS, max_outputs=MAX_TOKENS)
-        assert isinstance(plan, SplitPlan)
-        backend.keep(plan)
+        if isinstance(backend, SplitBackend) and isinstance(plan, SplitPlan):
+            backend.keep(plan)
         for w in plan.weights:
             backend.upload(w, tensor_data(w, file.tensors[w.tensor]))
     return backend, plan
@@ -118,7 +165,7 @@ def test_cards_that_exchange_rows_give_the_logits_of_the_model(
     name: str, shares: tuple[float, ...]
 ) -> None:
     ids, want = expected(name)
-    backend, plan = planned(name, shares)
+    backend, plan = planned(name, shares, len(shares))
     runner = Runner(FIXTURES / f"{name}.gguf", loaded=(backend, plan))
     assert isinstance(runner.program, PeerProgram)
     got = [runner.feed_in_chunks(ids[:9], 7), runner.feed_in_chunks(ids[9:11], 1)]
@@ -129,7 +176,7 @@ def test_cards_that_exchange_rows_give_the_logits_of_the_model(
 def test_launches_that_the_host_runs_give_the_same_logits() -> None:
     """`zinc verify` runs launches one by one, and the host exchanges the rows between them."""
     ids, want = expected("qwen3")
-    backend, plan = planned("qwen3", (1.0, 1.0))
+    backend, plan = planned("qwen3", (1.0, 1.0), 2)
     runner = Runner(FIXTURES / "qwen3.gguf", loaded=(backend, plan))
     program = runner.program
     assert isinstance(program, PeerProgram)
@@ -137,17 +184,120 @@ def test_launches_that_the_host_runs_give_the_same_logits() -> None:
     assert relative_error(runner.feed((0, ids[:5]))[0], want[:5]) <= TOLERANCE
 
 
-def test_exchanges_follow_their_segments_in_the_parts_of_all_cards() -> None:
-    backend, plan = planned("qwen3", (1.0, 1.0))
-    linked = Peers([QueueingHost(), QueueingHost()], plan).plan()
-    n_exchanges = sum(not isinstance(entry, Segment) for entry in plan.schedule)
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make micro-batches small."""
+    monkeypatch.setattr(micro_batches, "MICRO_BATCH_TOKENS", dict.fromkeys(BackendKind, 8))
+    monkeypatch.setattr(micro_batches, "LEAST_TOKENS", 3)
+
+
+def passing_plan(devices: Sequence[Backend]) -> SplitPlan:
+    """Return the plan in which the first card makes rows that the last one puts out."""
+    graph = Graph()
+    row = graph.rope_table(Constant("angles", (1.0,) * 4))
+    graph.output = graph.select_rows(row)
+    whole = [
+        make_plan(graph, device, max_tokens=MAX_TOKENS, max_outputs=MAX_TOKENS)
+        for device in devices
+    ]
+    assert [x.kernel for x in whole[0].launches] == ["rope_table", "select_rows"]
+    rows, last = [plan.launches[0].outputs[0] for plan in whole], len(whole) - 1
+    launches = [plan.launches[i == last : 1 + (i == last)] for i, plan in enumerate(whole)]
+    launches[1:last] = [()] * (last - 1)
+    parts = [
+        replace(plan, launches=own, output=plan.output if i == last else NO_OUTPUT)
+        for i, (plan, own) in enumerate(zip(whole, launches, strict=True))
+    ]
+    schedule: list[Segment | Transfer] = [Segment(0, 0, 1)]
+    schedule += [Transfer(i, i + 1, rows[i], rows[i + 1]) for i in range(last)]
+    schedule.append(Segment(last, 0, 1))
+    every = tuple(launch for own in launches for launch in own)
+    sizes = (0, MAX_TOKENS, MAX_TOKENS)
+    return SplitPlan(
+        every, whole[last].output, *sizes, parts=tuple(parts), schedule=tuple(schedule)
+    )
+
+
+@pytest.mark.parametrize("n_cards", [2, pytest.param(3, marks=pytest.mark.every)])
+def test_cards_pass_on_the_rows_of_queued_micro_batches(n_cards: int, small: None) -> None:
+    """Steps without output rows return at once; each row still meets the rows of its own step."""
+    devices = [PeerBackend() for _ in range(n_cards)]
+    caches = [device.allocate((), link.LAYOUT) for device in devices]
+    program = peer_program(devices, passing_plan(devices), caches)
+    for first in (0, 24):
+        for wanted in ([], [3, 7, 8, 23]):
+            got = program.step(step := one_sequence(first, 24, wanted))
+            assert len(program._parts(step)) == 3
+            angles = np.repeat((first + np.array(wanted))[:, None], 4, axis=1)
+            want = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+            assert np.allclose(np.sort(got), np.sort(want), atol=1e-4)
+
+
+def layers_of(name: str) -> int:
+    with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
+        return load(file)[0].n_layers
+
+
+def one_sequence(first: int, n: int, wanted: Sequence[int]) -> Step:
+    zero, rows = np.zeros(1, np.int32), np.arange(n, dtype=np.int32)
+    ends, table = np.array([0, n], np.int32), np.zeros((1, 1), np.int32)
+    outputs = np.array(wanted, np.int32)
+    return Step(rows, first + rows, 0 * rows, outputs, ends, zero, (table,))
+
+
+@pytest.mark.every
+@pytest.mark.parametrize(
+    (
+        "name",
+        "n_cards",
+        "chunk",
+    ),  # 8 is the length of a micro-batch; layers share caches in gemma4e
+    [("qwen3", 2, 8), ("gemma3", 3, 8), ("gemma4e", 2, 24), ("qwen35moe", 3, 8)],
+)
+def test_layers_on_cards_give_the_bits_of_one_card(
+    name: str, n_cards: int, chunk: int, small: None
+) -> None:
+    ids, want = expected(name)
+    logits = []
+    for division, n, n_tokens in (
+        (even_split(layers_of(name), n_cards).assign(), n_cards, 24),
+        (None, 1, chunk),
+    ):
+        runner = Runner(FIXTURES / f"{name}.gguf", loaded=planned(name, division, n))
+        assert isinstance(runner.program, PeerProgram) == (n > 1)
+        got = [runner.feed_in_chunks(ids[:24], n_tokens), runner.feed_in_chunks(ids[24:30], 1)]
+        logits.append(np.concatenate(got))
+    assert relative_error(logits[0], want[:30]) <= TOLERANCE
+    assert np.array_equal(*logits)
+
+
+@pytest.mark.parametrize("by_tensor", [True, False])
+def test_exchanges_follow_their_segments_in_the_parts_of_all_cards(by_tensor: bool) -> None:
+    division = (1.0, 1.0, 1.0) if by_tensor else even_split(layers_of("qwen3"), 3).assign()
+    _, plan = planned("qwen3", division, 3)
+    assert isinstance(plan, SplitPlan)
+    linked = Peers([QueueingHost() for _ in range(3)], plan).plan()
     for device, part in enumerate(linked.parts):
         found = [i for i, launch in enumerate(part.launches) if launch.kernel == EXCHANGE]
-        assert len(found) == n_exchanges
-        slots = [part.launches[i].attributes["slot"] for i in found]
-        assert slots == [i % 2 for i in range(n_exchanges)]
         others = tuple(x for x in part.launches if x.kernel != EXCHANGE)
         assert others == plan.parts[device].launches
         after = dependencies(part, Bucket(16, 16, 1, 256, False, samples=False))
         assert all(a in after[b] for a, b in itertools.pairwise(found))
-    assert backend.split.is_by_tensor
+        groups: dict[tuple[int, Dim], list[int]] = {}
+        for i in found:
+            launch = part.launches[i]
+            attrs = launch.attributes
+            assert attrs["participants"] >> device & 1
+            assert attrs["participants"] == 0b111 or not by_tensor
+            assert (
+                attrs["senders"] | attrs["receivers"] | attrs["participants"]
+                == (attrs["participants"])
+            )
+            groups.setdefault((attrs["participants"], launch.dim), []).append(attrs["mail_at"])
+        for places in groups.values():
+            assert len(places) % 2 == 0
+            assert all(a != b for a, b in itertools.pairwise([*places, places[0]]))
+    neighbours = [{0b011}, {0b011, 0b110}, {0b110}]
+    for device, part in enumerate(linked.parts):
+        found = {x.attributes["participants"] for x in part.launches if x.kernel == EXCHANGE}
+        assert found == ({0b111} if by_tensor else neighbours[device])

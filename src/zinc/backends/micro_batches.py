@@ -10,7 +10,7 @@ change as they do when a prompt is read in chunks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from queue import SimpleQueue
@@ -18,12 +18,16 @@ from queue import SimpleQueue
 import numpy as np
 
 from zinc.backends.api import Program
+from zinc.backends.capabilities import BackendKind
 from zinc.backends.plans import AllReduce, Segment, SplitPlan, Transfer
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray
 
 # Tokens of a micro-batch: fewer would leave matrix kernels without work.
-MICRO_BATCH_TOKENS = 128
+MICRO_BATCH_TOKENS = dict.fromkeys(BackendKind, 128) | {BackendKind.DEVICE: 512}
+# Micro-batches of a step of the default size. More of them keep the devices busy for a larger part
+# of the step, but take more memory.
+MICRO_BATCHES = 4
 # A sequence is cut into parts of at least this many tokens, so that rows to be verified stay
 # together: a recurrent state can be set back within the last rows of one step only.
 LEAST_TOKENS = 32
@@ -42,12 +46,20 @@ def can_overlap(plan: SplitPlan) -> bool:
     return all(launch.attributes.get("causal", 1) for launch in plan.launches)
 
 
-def micro_batches(step: Step) -> list[Step]:
+def micro_batch_tokens(kinds: Iterable[BackendKind]) -> int:
+    """Return the tokens of a micro-batch for devices of these kinds.
+
+    A slow device decides, because it gains nothing from larger ones.
+    """
+    return min(MICRO_BATCH_TOKENS[kind] for kind in kinds)
+
+
+def micro_batches(step: Step, n_tokens: int) -> list[Step]:
     """Return the parts of `step` that run one after the other; a small step is one part.
 
-    Their output rows are those of the step, in its order.
+    n_tokens: the tokens of a part, about. Their output rows are those of the step, in its order.
     """
-    n_parts = step.n_tokens // MICRO_BATCH_TOKENS
+    n_parts = step.n_tokens // n_tokens
     if (np.diff(step.output_rows) < 0).any():
         n_parts = 1
     cuts = [0]

@@ -7,6 +7,7 @@ on the single devices, so the engine and the prefix cache treat this as any othe
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -30,7 +31,12 @@ from zinc.backends.api import (
     Work,
 )
 from zinc.backends.capabilities import BackendKind, Capabilities, Roofline
-from zinc.backends.micro_batches import Pipeline, can_overlap, micro_batches
+from zinc.backends.micro_batches import (
+    Pipeline,
+    can_overlap,
+    micro_batch_tokens,
+    micro_batches,
+)
 from zinc.backends.plans import (
     AllReduce,
     Plan,
@@ -103,7 +109,9 @@ class SplitProgram:
     Launches are numbered in the order in which they run.
     """
 
-    def __init__(self, plan: SplitPlan, programs: Sequence[Program]) -> None:
+    def __init__(
+        self, plan: SplitPlan, programs: Sequence[Program], micro_batch_tokens: int
+    ) -> None:
         self.plan: Plan = plan
         self.work = Work()
         self._programs = tuple(programs)
@@ -122,18 +130,25 @@ class SplitProgram:
         for entry in plan.schedule:
             if isinstance(entry, AllReduce):
                 self._makers |= {term.total.id: term.device for term in entry.terms}
+        self._micro_batch_tokens = micro_batch_tokens
         self._pipeline = None
         if can_overlap(plan):
             self._pipeline = Pipeline(plan, programs, self._makers[plan.output.id])
 
     def step(self, step: Step) -> FloatArray:
-        parts = [step] if self._pipeline is None else micro_batches(step)
+        parts = self._parts(step)
         if len(parts) > 1:
             return self._overlapped(parts)
         self.run(step, 0, len(self.plan.launches))
         if not len(step.output_rows):  # a chunk in the middle of a prompt
             return np.empty((0, self.plan.output.cols), np.float32)
         return self.read(self.plan.output, len(step.output_rows))
+
+    def _parts(self, step: Step) -> list[Step]:
+        """Return the micro-batches of a step; one if the devices cannot overlap."""
+        if self._pipeline is None:
+            return [step]
+        return micro_batches(step, self._micro_batch_tokens)
 
     def _overlapped(self, parts: Sequence[Step]) -> FloatArray:
         """Run the parts of a step while the devices work at the same time; return all rows."""
@@ -236,12 +251,19 @@ class SplitProgram:
 class Linkable(Protocol):
     """A backend whose device may write the memory of other devices."""
 
+    def reaches(self, devices: Sequence[Backend]) -> bool:
+        """Return whether `devices`, which include this one, can write each other's memory.
+
+        Raises DeviceError.
+        """
+        ...
+
     def link(
         self, devices: Sequence[Backend], plan: SplitPlan, caches: Sequence[Any]
-    ) -> SplitProgram | None:
-        """Return a program whose devices exchange rows without the host, None if they cannot.
+    ) -> SplitProgram:
+        """Return a program whose devices exchange rows without the host.
 
-        The parts of `plan` run on `devices` with `caches`.
+        The parts of `plan` run on `devices`, which reach each other, with `caches`.
         """
         ...
 
@@ -300,6 +322,17 @@ class SplitBackend:
         other = SplitBackend(devices, self.split.division)
         other._weights, other._states = self._weights, self._states
         return other
+
+    @functools.cached_property
+    def is_linked(self) -> bool:
+        """Whether the devices exchange rows without the host."""
+        first = self.devices[0]
+        return isinstance(first, Linkable) and first.reaches(self.devices)
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """The tokens of a micro-batch of a long step."""
+        return micro_batch_tokens(backend.capabilities.kind for backend in self.devices)
 
     def describe(self) -> str:
         return " with ".join(backend.describe() for backend in self.devices)
@@ -380,12 +413,10 @@ class SplitBackend:
     def prepare(self, plan: Plan, cache: Any) -> SplitProgram:
         assert isinstance(plan, SplitPlan)
         first = self.devices[0]
-        if isinstance(first, Linkable):
-            linked = first.link(self.devices, plan, cache.caches)
-            if linked is not None:
-                return linked
+        if self.is_linked and isinstance(first, Linkable):
+            return first.link(self.devices, plan, cache.caches)
         programs = [
             backend.prepare(part, each)
             for backend, part, each in zip(self.devices, plan.parts, cache.caches, strict=True)
         ]
-        return SplitProgram(plan, programs)
+        return SplitProgram(plan, programs, self.micro_batch_tokens)

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from zinc.engine.load.planned import plan_model
     from zinc.engine.step_cost import StepShape
 
-    most = max(args.tokens, BATCH_TOKENS)
+    most = args.tokens if args.tokens > BATCH_TOKENS else None
     path = usage.model_path(args)
     options = usage.load_options(args, path=path, batch_tokens=most, max_outputs=1)
     with plan_model(options) as planned:

@@ -1,18 +1,22 @@
 """Split plans on GPUs that write each other's memory: exchanges of rows are launches of the plan.
 
 Without this, the host reads and writes the rows between the launches of a step. With it, a step is
-one submission for each GPU. All GPUs take part in every exchange, also those that neither send nor
-receive, because an exchange is a barrier too (kernels/exchange.cu).
+one submission for each GPU, and steps are queued before others have ended. An exchange is a barrier
+between the GPUs that take part in it (kernels/exchange.cu). All take part in an all-reduce, but
+those that pass rows from layer to layer do so in pairs, because others may be at other steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
 
+from zinc.backends.capabilities import BackendKind
+from zinc.backends.micro_batches import micro_batch_tokens
 from zinc.backends.plans import EXCHANGE, AllReduce, Launch, Ref, Segment, SplitPlan, Transfer
 from zinc.backends.split import SplitProgram
 from zinc.gpu.arguments.structs import EXCHANGE_BLOCKS, MAX_PEERS, PeerTable
@@ -20,22 +24,26 @@ from zinc.gpu.backend import GpuBackend
 from zinc.gpu.cache import GpuCache
 from zinc.gpu.host import Host
 from zinc.gpu.memory import Buffer, aligned
-from zinc.gpu.program import GpuProgram
+from zinc.gpu.program import IN_FLIGHT, GpuProgram, RunningStep
 from zinc.ops.registry import Cost
 from zinc.ops.step import Step
 from zinc.ops.values import Dim, FloatArray
 
-SLOTS = 2  # of mailboxes, used in turn
+TURNS = 2  # parts of a mailbox, used in turn
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Rows that some GPUs send and some receive, as the sum of all. Indexed by GPU."""
+    """Rows that some GPUs send and some receive, as the sum of all. Indexed by GPU.
+
+    participants: the GPUs that wait for each other. An exchange without senders is a barrier.
+    """
 
     dim: Dim
     cols: int
     sent: tuple[Ref | None, ...]
     received: tuple[Ref | None, ...]
+    participants: frozenset[int]
 
     @property
     def in_vectors(self) -> bool:
@@ -43,11 +51,32 @@ class Exchange:
         refs = [ref for ref in (*self.sent, *self.received) if ref is not None]
         return self.cols % 4 == 0 and all(ref.offset % 16 == ref.stride % 16 == 0 for ref in refs)
 
+    @property
+    def group(self) -> tuple[frozenset[int], Dim]:
+        """The key of exchanges that take turns with the same bytes of the mailboxes.
 
-def exchange_of(entry: AllReduce | Transfer, n_devices: int) -> Exchange:
-    """Return the exchange that does what `entry` says."""
+        In a step, all of them run or none does.
+        """
+        return self.participants, self.dim
+
+    def mail_bytes(self, max_rows: int) -> int:
+        """Return the bytes that a sender writes into a mailbox."""
+        return aligned(4 * max_rows * self.cols)
+
+    def barrier(self) -> Exchange:
+        """Return an exchange of no rows between the same GPUs, in the same steps."""
+        nothing = (None,) * len(self.sent)
+        return Exchange(self.dim, 1, nothing, nothing, self.participants)
+
+
+def exchange_of(entry: AllReduce | Transfer, n_devices: int, in_pairs: bool) -> Exchange:
+    """Return the exchange that does what `entry` says.
+
+    in_pairs: in a transfer, only the GPUs that send and receive take part.
+    """
     sent: list[Ref | None] = [None] * n_devices
     received: list[Ref | None] = [None] * n_devices
+    participants = frozenset(range(n_devices))
     if isinstance(entry, AllReduce):
         for term in entry.terms:
             sent[term.device], received[term.device] = term.part, term.total
@@ -55,14 +84,33 @@ def exchange_of(entry: AllReduce | Transfer, n_devices: int) -> Exchange:
     else:
         sent[entry.source], received[entry.target] = entry.sent, entry.received
         one = entry.sent
-    return Exchange(one.dim, one.cols, tuple(sent), tuple(received))
+        if in_pairs:
+            participants = frozenset((entry.source, entry.target))
+    return Exchange(one.dim, one.cols, tuple(sent), tuple(received), participants)
+
+
+def exchanges_of(plan: SplitPlan) -> list[list[Exchange]]:
+    """Return the exchanges that do what each entry of the schedule of `plan` says.
+
+    Each group has an even number of them in a step, so that its exchanges take turns also from one
+    step to the next: a barrier follows the last exchange of the others.
+    """
+    in_pairs = not any(isinstance(entry, AllReduce) for entry in plan.schedule)
+    found: list[list[Exchange]] = [
+        [] if isinstance(entry, Segment) else [exchange_of(entry, len(plan.parts), in_pairs)]
+        for entry in plan.schedule
+    ]
+    counts = Counter(exchange.group for own in found for exchange in own)
+    for own in reversed(found):
+        for exchange in tuple(own):
+            if counts[exchange.group] % 2:
+                own.append(exchange.barrier())
+                counts[exchange.group] += 1
+    return found
 
 
 class Peers:
-    """The mailboxes of GPUs that write each other's memory, for the exchanges of a plan.
-
-    The exchanges of one step must have ended on all GPUs before those of the next one begin.
-    """
+    """The mailboxes of GPUs that write each other's memory, for the exchanges of a plan."""
 
     def __init__(self, hosts: Sequence[Host], plan: SplitPlan) -> None:
         """Allocate mailboxes for `plan`, whose parts run on `hosts`. Raises MemoryLimitError."""
@@ -70,20 +118,28 @@ class Peers:
         self._plan, n = plan, len(hosts)
         rows = {Dim.TOKENS: plan.max_tokens, Dim.OUTPUTS: plan.max_outputs, Dim.CONSTANT: 1}
         rows[Dim.SEQUENCES] = plan.max_tokens
-        entries = [x for x in plan.schedule if not isinstance(x, Segment)]
-        self._exchanges = [exchange_of(entry, n) for entry in entries]
-        slot_bytes = aligned(max(4 * rows[x.dim] * x.cols for x in self._exchanges))
-        flag_bytes = 4 * n * EXCHANGE_BLOCKS
-        mailboxes = [host.buffer(SLOTS * n * slot_bytes) for host in hosts]
-        flags = [_zeros(host, flag_bytes) for host in hosts]
-        rounds = [_zeros(host, 4 * EXCHANGE_BLOCKS) for host in hosts]
+        self._exchanges = exchanges_of(plan)
+        # The bytes of a turn of each group, and their place in every mailbox.
+        sizes: dict[tuple[frozenset[int], Dim], int] = {}
+        for exchange in (x for own in self._exchanges for x in own):
+            n_senders = sum(ref is not None for ref in exchange.sent)
+            size = n_senders * exchange.mail_bytes(rows[exchange.dim])
+            sizes[exchange.group] = max(size, sizes.get(exchange.group, 0))
+        self._rows, self._turn_bytes = rows, sizes
+        self._starts: dict[tuple[frozenset[int], Dim], int] = {}
+        end = 0
+        for group, size in sizes.items():
+            self._starts[group] = end
+            end += TURNS * size
+        mailboxes = [host.buffer(end) for host in hosts]
+        flags = [_zeros(host, 4 * n * EXCHANGE_BLOCKS) for host in hosts]
+        rounds = [_zeros(host, 4 * n * EXCHANGE_BLOCKS) for host in hosts]
         tables = []
         for card, host in enumerate(hosts):
             table = PeerTable(
                 mailboxes=_addresses(mailboxes),
                 flags=_addresses(flags),
                 rounds=rounds[card].address,
-                slot_bytes=slot_bytes,
                 cards=n,
                 card=card,
             )
@@ -98,37 +154,39 @@ class Peers:
 
         The entries of the schedule stay, for a host that runs some launches only.
         """
-        n_devices = len(self._tables)
-        launches: list[list[Launch]] = [[] for _ in range(n_devices)]
+        launches: list[list[Launch]] = [[] for _ in self._tables]
         schedule: list[Segment | Transfer | AllReduce] = []
-        n = 0
-        for entry in self._plan.schedule:
+        turns: Counter[tuple[frozenset[int], Dim]] = Counter()
+        for entry, exchanges in zip(self._plan.schedule, self._exchanges, strict=True):
             if isinstance(entry, Segment):
                 own = launches[entry.device]
                 first = len(own)
                 own += self._plan.parts[entry.device].launches[entry.first : entry.last]
                 schedule.append(Segment(entry.device, first, len(own)))
                 continue
-            for device in range(n_devices):
-                launches[device].append(self._launch(n, device))
+            for exchange in exchanges:
+                for device in exchange.participants:
+                    launches[device].append(self._launch(exchange, turns[exchange.group], device))
+                turns[exchange.group] += 1
             schedule.append(entry)
-            n += 1
         parts = [
             replace(part, launches=tuple(own))
             for part, own in zip(self._plan.parts, launches, strict=True)
         ]
         return replace(self._plan, parts=tuple(parts), schedule=tuple(schedule))
 
-    def _launch(self, n: int, device: int) -> Launch:
-        """Return the launch of exchange number `n` on a device."""
-        exchange = self._exchanges[n]
+    def _launch(self, exchange: Exchange, n: int, device: int) -> Launch:
+        """Return the launch of exchange number `n` of its group on a device."""
         received = exchange.received[device]
+        group = exchange.group
         attrs = {
             "cols": exchange.cols,
+            "mail_at": self._starts[group] + n % TURNS * self._turn_bytes[group],
+            "mail_bytes": exchange.mail_bytes(self._rows[exchange.dim]),
+            "participants": sum(1 << i for i in exchange.participants),
             "peers": self._tables[device].address,
             "receivers": _bits(exchange.received),
             "senders": _bits(exchange.sent),
-            "slot": n % SLOTS,
             "vectors": int(exchange.in_vectors),
         }
         return Launch(
@@ -143,23 +201,46 @@ class Peers:
 
 
 class PeerProgram(SplitProgram):
-    """The program of a split plan on GPUs that exchange rows by themselves."""
+    """The program of a split plan on GPUs that exchange rows by themselves.
+
+    A step of a plan that divides layers is queued in micro-batches: a GPU that has passed on the
+    rows of one begins the next one.
+    """
 
     def __init__(self, plan: SplitPlan, peers: Peers, programs: Sequence[GpuProgram]) -> None:
         """Make a program. programs: of the parts of `peers.plan()`, one for each GPU."""
-        super().__init__(peers.plan(), programs)
+        size = micro_batch_tokens([BackendKind.DEVICE])
+        super().__init__(peers.plan(), programs, size)
         self.plan = plan
         self._peers, self._gpus = peers, tuple(programs)
 
     def step(self, step: Step) -> FloatArray:
+        """Run a step. Returns at once if it has no output rows, which later calls wait for."""
         started = perf_counter()
+        rows = list(self._logits(self._parts(step)))
+        self.work.waited_s += perf_counter() - started
+        if len(rows) == 1:
+            return rows[0]
+        return np.concatenate([np.empty((0, self.plan.output.cols), np.float32), *rows])
+
+    def _logits(self, parts: Sequence[Step]) -> Iterator[FloatArray]:
+        """Queue `parts` and yield the logits of each part that has output rows."""
+        queued: list[RunningStep | None] = []  # None for a part without output rows
+        for part in parts:
+            if len(queued) == IN_FLIGHT:  # the next part reuses the memory of its logits
+                oldest = queued.pop(0)
+                if oldest is not None:
+                    yield oldest.logits().copy()
+            running = self._submit(part)
+            queued.append(running if len(part.output_rows) else None)
+        yield from (running.logits() for running in queued if running is not None)
+
+    def _submit(self, step: Step) -> RunningStep:
+        """Queue a step on all GPUs; return that of the GPU that makes the output."""
         maker = self._makers[self.plan.output.id]
         running = [gpu.submit(step, logits=i == maker) for i, gpu in enumerate(self._gpus)]
-        for each in running:
-            each.wait()
-        self.work.waited_s += perf_counter() - started
         self.work.submissions += len(running)
-        return running[maker].logits()
+        return running[maker]
 
 
 def peer_program(

@@ -25,7 +25,7 @@ from zinc.backends.plans import (
 )
 from zinc.ops.graph import Node
 from zinc.ops.registry import OPS
-from zinc.ops.values import KVState, RecurrentState, Value
+from zinc.ops.values import Constant, KVState, RecurrentState, Value
 
 SEND, RECEIVE, ALL_REDUCE = "send", "receive", "all_reduce"
 TRANSFERS = {SEND, RECEIVE, ALL_REDUCE}  # nodes without an entry in zinc.ops
@@ -46,12 +46,14 @@ def split(
     The attribute `stop` identifies sends and receives that belong together, and the nodes of an
     all-reduce, which are given with one `stop` and follow each other. All nodes that use a
     state run on the device of the first one, and so do the norms and RoPE that are fused with them.
-    Views of columns are made on every device that reads them.
+    Views of columns are made on every device that reads them, and so are values of constants, such
+    as the table of RoPE angles.
     """
     turns = list(_turns(nodes, _devices(nodes, device_of)))
     wanted: list[set[int]] = [set() for _ in range(n_devices)]  # values to be received
+    local = {v.id for node in nodes if _is_made_locally(node) for v in node.outputs}
     for at, turn in turns:
-        wanted[at] |= _read(turn)
+        wanted[at] |= _read(turn) - local
     lists: list[list[Node]] = [[] for _ in range(n_devices)]
     # For each device, the index of the first node after its last send or receive. No other device
     # waits for the nodes from there on, so a receive is placed before them: fewer, longer runs.
@@ -113,26 +115,33 @@ def _prepares_heads(node: Node) -> bool:
 
 def _turns(nodes: Sequence[Node], devices: Sequence[int]) -> Iterator[tuple[int, list[Node]]]:
     """Yield runs of consecutive nodes on one device; each all-reduce node is a run of its own."""
-    columns = {node.outputs[0].id: node for node in nodes if node.op == "columns"}
-    taken: set[tuple[int, int]] = set()  # device and id of the columns made there
-    rest = ((at, node) for at, node in zip(devices, nodes, strict=True) if node.op != "columns")
+    local = {node.outputs[0].id: node for node in nodes if _is_made_locally(node)}
+    taken: set[tuple[int, int]] = set()  # device and id of the local values made there
+    rest = (x for x in zip(devices, nodes, strict=True) if not _is_made_locally(x[1]))
     for (at, _), group in groupby(rest, lambda x: (x[0], x[1].op == ALL_REDUCE)):
         turn: list[Node] = []
         for _, node in group:
-            for part in reversed(list(_columns_of(node, columns))):
+            for part in reversed(list(_local_nodes(node, local))):
                 if (at, part.outputs[0].id) not in taken:
                     taken.add((at, part.outputs[0].id))
-                    turn.append(part)
+                    turn.append(replace(part, label=node.label))
             turn.append(node)
         yield at, turn
 
 
-def _columns_of(node: Node, columns: Mapping[int, Node]) -> Iterator[Node]:
-    """Yield the `columns` nodes that make inputs of a node, each before the one it reads."""
+def _is_made_locally(node: Node) -> bool:
+    """Return whether every device that reads the output of a node makes it."""
+    if node.op in TRANSFERS:
+        return False
+    return node.op == "columns" or all(isinstance(x, Constant) for x in node.inputs)
+
+
+def _local_nodes(node: Node, local: Mapping[int, Node]) -> Iterator[Node]:
+    """Yield the local nodes that make inputs of a node, each before the one it reads."""
     for x in node.inputs:
-        if isinstance(x, Value) and x.id in columns:
-            yield columns[x.id]
-            yield from _columns_of(columns[x.id], columns)
+        if isinstance(x, Value) and x.id in local:
+            yield local[x.id]
+            yield from _local_nodes(local[x.id], local)
 
 
 @dataclass(frozen=True, slots=True)

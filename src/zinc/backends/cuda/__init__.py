@@ -21,7 +21,7 @@ from zinc.backends.cuda.driver import candidates, choose
 from zinc.backends.cuda.lower import registry
 from zinc.backends.cuda.tilings import CUDA_TILINGS
 from zinc.backends.cuda.upload import Uploader, can_upload
-from zinc.backends.plans import AllReduce, SplitPlan
+from zinc.backends.plans import SplitPlan
 from zinc.gpu import lower
 from zinc.gpu.arguments.structs import MAX_PEERS
 from zinc.gpu.backend import GpuBackend, GpuKernels
@@ -100,27 +100,29 @@ class CudaBackend(CudaKernels, GpuBackend):
             data = TensorData(data.type, data.shape, rows.reshape(-1))
         self._uploader.upload(data, n_rows, weight.cols, place)
 
-    def link(
-        self, devices: Sequence[Backend], plan: SplitPlan, caches: Sequence[GpuCache]
-    ) -> PeerProgram | None:
-        """Return a program whose cards exchange rows by themselves, None if they cannot.
-
-        It is for plans that divide tensors, which exchange rows several times a layer.
-        """
-        cards = [cast(CudaBackend, x) for x in devices if isinstance(x, CudaBackend)]
+    def reaches(self, devices: Sequence[Backend]) -> bool:
+        """Return whether `devices` are cards that can write each other's memory."""
         from zinc.backends.cuda import peers
 
-        exchanges = any(isinstance(entry, AllReduce) for entry in plan.schedule)
-        if not exchanges or len(cards) < len(devices) or len(cards) > MAX_PEERS:
-            return None
-        if not peers.connect([card.host for card in cards]):
-            return None
-        return peer_program(cards, plan, caches)
+        cards = _cards(devices)
+        if len(cards) < len(devices) or len(cards) > MAX_PEERS:
+            return False
+        return peers.connect([card.host for card in cards])
+
+    def link(
+        self, devices: Sequence[Backend], plan: SplitPlan, caches: Sequence[GpuCache]
+    ) -> PeerProgram:
+        """Return a program whose cards exchange rows by themselves."""
+        return peer_program(_cards(devices), plan, caches)
 
     def measure(self) -> Roofline:
         from zinc.backends.cuda import limits
 
         return limits.measure(self.host)
+
+
+def _cards(devices: Sequence[Backend]) -> list[CudaBackend]:
+    return [cast(CudaBackend, x) for x in devices if isinstance(x, CudaBackend)]
 
 
 @functools.cache

@@ -147,7 +147,7 @@ def fits_on(
     backend = device
     if not device_map.is_whole(model.spec.n_layers):
         backend = split_backend(device, host(), model, device_map)
-    n_tokens, n_outputs = options.batch_tokens, options.output_rows
+    n_tokens, n_outputs = options.step_tokens, options.output_rows
     plans = [
         make_plan(graph, backend, max_tokens=n_tokens, max_outputs=n_outputs)
         for graph in (*model.graphs, *itertools.chain(*model.draft_graphs))

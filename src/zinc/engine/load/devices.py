@@ -16,6 +16,7 @@ from functools import partial
 from zinc.backends import api
 from zinc.backends.api import Backend
 from zinc.backends.capabilities import BackendKind, DeviceInfo, DeviceKind
+from zinc.backends.micro_batches import MICRO_BATCHES, can_overlap
 from zinc.backends.plans import AllReduce, Plan, SplitPlan, states_of
 from zinc.backends.split import SplitBackend
 from zinc.core.errors import DeviceError, MemoryLimitError, RequestError
@@ -90,6 +91,27 @@ def divide_over(
         case SplitMode.AUTO:
             backend, note = _faster(by_layer, by_tensor, model, options)
     return BackendChoice(backend, device_map, note)
+
+
+def with_larger_steps(
+    options: LoadOptions,
+    backend: Backend,
+    model: OpenModel,
+    draft_bytes: DraftBytes = no_draft,
+) -> LoadOptions:
+    """Return `options` with steps of several micro-batches, if these are larger than the default.
+
+    So the devices that have the layers of `model` work at the same time. Options that name the
+    tokens of a step stay, and so does the default if memory is short, or if the devices exchange
+    rows by themselves: these begin a step while others run the one before.
+    """
+    if options.batch_tokens or not isinstance(backend, SplitBackend) or backend.is_linked:
+        return options
+    larger = replace(options, batch_tokens=MICRO_BATCHES * backend.micro_batch_tokens)
+    if larger.step_tokens <= options.step_tokens:
+        return options
+    overlap = all(can_overlap(plan) for plan in _plans(model, backend, larger))
+    return larger if overlap and _fits(backend, model, larger, draft_bytes) else options
 
 
 def _by_layer(
@@ -215,7 +237,7 @@ def _fits(
     for i, memory in enumerate(budgets(model.file, plans, backend)):
         if i == 0 or memory.has_first:
             memory = replace(memory, draft_bytes=lambda n: draft_bytes(backend.devices[0], n))
-        if not has_room(memory, kv_dtype, context, n_sequences, options.batch_tokens):
+        if not has_room(memory, kv_dtype, context, n_sequences, options.step_tokens):
             return False
     return True
 
@@ -319,7 +341,7 @@ def _backend(backend: SplitBackend, model: OpenModel) -> SplitBackend:
 
 
 def _plans(model: OpenModel, backend: SplitBackend, options: LoadOptions) -> list[SplitPlan]:
-    tokens, outputs = options.batch_tokens, options.output_rows
+    tokens, outputs = options.step_tokens, options.output_rows
     plans = [make_plan(g, backend, max_tokens=tokens, max_outputs=outputs) for g in model.graphs]
     return [plan for plan in plans if isinstance(plan, SplitPlan)]
 
@@ -358,7 +380,7 @@ def _loads(
     loads = [
         LayerLoad(
             weights_bytes(model.file, weights[i])
-            + context_bytes(tuple(states[i]), n_tokens, kv_dtype, options.batch_tokens)
+            + context_bytes(tuple(states[i]), n_tokens, kv_dtype, options.step_tokens)
             + state_bytes_per_sequence(tuple(states[i])),
             moved[i],
         )

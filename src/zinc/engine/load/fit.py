@@ -123,7 +123,7 @@ def _reads(planned: PlannedModel, bandwidth_of: BandwidthOf) -> Iterator[DecodeR
 
 
 def _need(planned: PlannedModel, budget: MemoryBudget, context: int) -> MemoryNeed:
-    max_tokens = planned.options.batch_tokens
+    max_tokens = planned.options.step_tokens
     return MemoryNeed(
         backend=budget.name,
         weights_bytes=budget.weights_bytes,
@@ -136,7 +136,7 @@ def _need(planned: PlannedModel, budget: MemoryBudget, context: int) -> MemoryNe
 
 def _fitting_context(planned: PlannedModel, budget: MemoryBudget) -> int:
     taken = budget.taken + state_bytes_per_sequence(budget.states)
-    max_tokens = planned.options.batch_tokens
+    max_tokens = planned.options.step_tokens
     try:
         return choose_context(
             planned.spec,

@@ -248,7 +248,7 @@ class _Preparer:
             graph = hidden_graph(graph)
         options, backend = self.planned.options, self.planned.backend
         adapters = self.planned.model.adapters.factors if adapted else ()
-        rows = options.batch_tokens
+        rows = options.step_tokens
         plan = plan_graph(graph, backend, options, output_rows=rows, adapters=adapters)
         return backend.prepare(plan, self.cache)
 
@@ -284,6 +284,6 @@ def _save_prefixes(engine: Engine, options: LoadOptions, key: str) -> None:
 
 def _layout(planned: PlannedModel, size: CacheSize) -> CacheLayout:
     options = planned.options
-    chunk_tokens = options.batch_tokens if options.sequences is None else None
+    chunk_tokens = options.step_tokens if options.sequences is None else None
     states = planned.states
     return cache_layout(states, size.tokens, planned.kv_dtype, size.state_slots, chunk_tokens)

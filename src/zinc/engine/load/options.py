@@ -14,7 +14,7 @@ from zinc.plan.device_map import DeviceMap
 if TYPE_CHECKING:
     from zinc.kv.store import Store
 
-# Tokens of a step, unless a load says otherwise.
+# Tokens of a step, unless a load says otherwise or the devices need larger ones.
 BATCH_TOKENS = 512
 
 
@@ -31,10 +31,11 @@ class LoadOptions:
     """Options of a load; `LLM` describes the fields that are its arguments.
 
     path: the model file; None is the embedded model. settings: the model's own; `context` overrides
-    theirs. backend_options: as in `zinc.backends.api.create`. max_outputs: output rows of a step
-    (default: 64, or `batch_tokens` if that is less). sequences: give the cache exactly this many
-    sequences of `context` tokens, in which every layer keeps every position (default: as many as
-    fit). swap_bytes: None takes a share of the free host memory. speculate: as in
+    theirs. backend_options: as in `zinc.backends.api.create`. batch_tokens: most tokens of a step;
+    `plan_model` sets it if the devices need larger steps than the default. max_outputs: output rows
+    of a step (default: 64, or those tokens if they are fewer). sequences: give the cache exactly
+    this many sequences of `context` tokens, in which every layer keeps every position (default: as
+    many as fit). swap_bytes: None takes a share of the free host memory. speculate: as in
     `zinc.engine.load.speculation.MODES`. draft: file of a draft model. rollback: rows by which a
     sequence can be set back, up to 16; 0 keeps only the last position of recurrent states, which
     take twice the memory otherwise. nextn: load the model's NextN block too. `plan_model` sets both
@@ -52,7 +53,7 @@ class LoadOptions:
     context: int | None = None
     rope: RopeScaling | None = None
     kv_dtype: str = "auto"
-    batch_tokens: int = BATCH_TOKENS
+    batch_tokens: int | None = None
     prefix_cache: bool = True
     cache_bytes: int | None = None
     swap_bytes: int | None = None
@@ -71,9 +72,14 @@ class LoadOptions:
     prefix_store: Callable[[str], Store] | None = None
 
     @property
+    def step_tokens(self) -> int:
+        """The most tokens of a step."""
+        return self.batch_tokens or BATCH_TOKENS
+
+    @property
     def output_rows(self) -> int:
         """The most output rows of a step."""
-        return self.max_outputs or min(64, self.batch_tokens)
+        return self.max_outputs or min(64, self.step_tokens)
 
     @property
     def cache_folder(self) -> Path | None:

@@ -28,7 +28,7 @@ from zinc.engine.load.device_map import (
     fits_on,
     no_draft,
 )
-from zinc.engine.load.devices import divide_over, named_devices
+from zinc.engine.load.devices import divide_over, named_devices, with_larger_steps
 from zinc.engine.load.draft_model import draft_cache_bytes, draft_options
 from zinc.engine.load.files import resolve_model
 from zinc.engine.load.memory import (
@@ -139,7 +139,7 @@ class PlannedModel:
         """
         options, memories = self.options, self.budgets()
         if options.sequences is None:
-            tokens = options.batch_tokens
+            tokens = options.step_tokens
             size = choose_cache(self.spec, memories, self.kv_dtype, options.context, tokens)
             if self.spec.is_encoder:
                 # A text holds blocks for one step, and its last block may be part full.
@@ -247,7 +247,7 @@ def plan_graph(
     return make_plan(
         graph,
         kernels,
-        max_tokens=options.batch_tokens,
+        max_tokens=options.step_tokens,
         max_outputs=options.output_rows if output_rows is None else output_rows,
         samples=output_rows is None,
         adapters=adapters,
@@ -293,7 +293,7 @@ def encoder_options(spec: ModelSpec, options: LoadOptions) -> LoadOptions:
             "leave {speculate} and {draft} out",
         )
     longest = options.context or spec.context
-    tokens = max(options.batch_tokens, longest)
+    tokens = max(options.step_tokens, longest)
     return replace(
         options, batch_tokens=tokens, max_outputs=tokens, speculate="off", prefix_cache=False
     )
@@ -404,6 +404,7 @@ def _plan(
     names = named_devices(options.backend_options)
     if backend is None and names:
         choice = divide_over(names, large, options, draft_bytes)
+        options = with_larger_steps(options, choice.backend, large, draft_bytes)
         return _on_choice(model, options, choice)
     if backend is None and options.backend == "auto":
         selection = _select(large, options, draft_bytes)
@@ -434,7 +435,7 @@ def _planned(model: OpenModel, options: LoadOptions, choice: BackendChoice) -> P
     if options.rollback:
         graphs = tuple(rollback_graph(graph, options.rollback) for graph in model.graphs)
         model = replace(model, graphs=graphs)
-    rows = options.batch_tokens if model.spec.is_encoder else None
+    rows = options.step_tokens if model.spec.is_encoder else None
     plans = tuple(
         plan_graph(graph, choice.backend, options, output_rows=rows) for graph in model.graphs
     )

@@ -775,14 +775,16 @@ class PeerTable(Struct):
 
     mailboxes: Annotated[tuple[int, ...], array(pointer("uint8_t"), MAX_PEERS)]
     flags: Annotated[tuple[int, ...], array(pointer("uint", "uint32_t"), MAX_PEERS)]
-    rounds: Annotated[Uints, "exchanges that each block has ended"]
-    slot_bytes: Annotated[U64, "of one sender"]
+    rounds: Annotated[Uints, "exchanges that each block has ended with each card"]
     cards: U32
     card: Annotated[U32, "its own number"]
 
 
 class ExchangeArguments(Struct):
-    """Arguments of the kernel that exchanges rows between cards. senders, receivers: a bit each."""
+    """Arguments of the kernel that exchanges rows between cards.
+
+    participants, senders, receivers: a bit for each card.
+    """
 
     step: StepAddress
     peers: Annotated[int, pointer("PeerTable")]
@@ -792,6 +794,8 @@ class ExchangeArguments(Struct):
     received_stride: U32
     cols: U32
     dim: U32
+    participants: U32
     senders: U32
     receivers: U32
-    slot: Annotated[U32, "of the mailboxes, 0 or 1"]
+    mail_at: Annotated[U64, "first byte in each mailbox"]
+    mail_bytes: Annotated[U64, "of one sender"]

@@ -1,14 +1,16 @@
 // Exchange of rows between cards: the sum of the rows of all senders, on all receivers.
 //
-// Each card writes its rows into a mailbox on every receiver, sets a flag there, and waits for the
-// flags of all cards. So an exchange is a barrier too. Block i of a card waits for the blocks i of
-// the others only. Sums are made in the order of the cards, so all receivers have the same bits.
+// Each sender writes its rows into the mailbox of every receiver. All participants set flags on each
+// other and wait for those of the others, so an exchange is a barrier between them too. Block i of a
+// card waits for the blocks i of the others only. Sums are made in the order of the cards, so all
+// receivers have the same bits.
 //
-//     mailbox of a card   [2 slots][cards][slot_bytes]
-//     flags of a card     [cards][EXCHANGE_BLOCKS]
+//     rows in a mailbox   [senders][mail_bytes] from mail_at on
+//     flags of a card     [cards][EXCHANGE_BLOCKS], rounds alike
 //
-// Consecutive exchanges use different slots: a card that writes to a slot has seen the flags of the
-// exchange before, which the others set after they had read the slot.
+// Between two exchanges that use the same bytes of a mailbox, the same participants have another one:
+// a card that writes there has seen the flags of that one, which the others set after they had read
+// the bytes (zinc.gpu.peers).
 
 #include "arguments.h"
 
@@ -33,9 +35,10 @@ DEVICE Item* itemAt(uint8_t* rows, uint stride, uint n, uint i)
 }
 
 /// Returns the items that a sender writes into the mailbox of a card.
-DEVICE Item* mailOf(const PeerTable* peers, uint card, uint slot, uint sender)
+DEVICE Item* mailOf(const Arguments& args, uint card, uint sender)
 {
-    return (Item*)(peers->mailboxes[card] + (slot * peers->cards + sender) * peers->slot_bytes);
+    const uint before = __popc(args.senders & ((1u << sender) - 1));
+    return (Item*)(args.peers->mailboxes[card] + args.mail_at + before * args.mail_bytes);
 }
 
 KERNEL(exchange, Arguments)
@@ -45,7 +48,6 @@ KERNEL(exchange, Arguments)
     const uint cards = peers->cards, self = peers->card, n = args.cols / WIDTH;
     const uint items = rowsOf(args.step, args.dim) * n, each = (items + gridDim.x - 1) / gridDim.x;
     const uint begin = min(block * each, items), end = min(begin + each, items);
-    const uint round = peers->rounds[block] + 1;
 
     if (args.senders >> self & 1)
         for (uint i = begin + thread; i < end; i += THREADS)
@@ -53,13 +55,16 @@ KERNEL(exchange, Arguments)
             const Item v = *itemAt(args.sent, args.sent_stride, n, i);
             for (uint card = 0; card < cards; card++)
                 if (card != self && args.receivers >> card & 1)
-                    mailOf(peers, card, args.slot, self)[i] = v;
+                    mailOf(args, card, self)[i] = v;
         }
     __syncthreads();
-    if (thread < cards && thread != self)
+    if (thread < cards && thread != self && args.participants >> thread & 1)
     {
+        uint* ended = peers->rounds + thread * EXCHANGE_BLOCKS + block;
+        const uint round = *ended + 1;
         setFlag(peers->flags[thread] + self * EXCHANGE_BLOCKS + block, round);
         awaitFlag(peers->flags[self] + thread * EXCHANGE_BLOCKS + block, round);
+        *ended = round;
     }
     __syncthreads();
     if (args.receivers >> self & 1)
@@ -71,9 +76,8 @@ KERNEL(exchange, Arguments)
                 if (card == self && args.senders >> card & 1)
                     sum += *itemAt(args.sent, args.sent_stride, n, i);
                 else if (args.senders >> card & 1)
-                    sum += mailOf(peers, self, args.slot, card)[i];
+                    sum += mailOf(args, self, card)[i];
             }
             *itemAt(args.received, args.received_stride, n, i) = sum;
         }
-    if (thread == 0) peers->rounds[block] = round;
 }

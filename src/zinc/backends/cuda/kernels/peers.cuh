@@ -27,7 +27,8 @@ DEVICE bool hasReached(uint found, uint value) { return int(found - value) >= 0;
 DEVICE void awaitFlag(uint* flag, uint value)
 {
 #ifdef ZINC_EMULATED
-    while (!hasReached(__atomic_load_n(flag, __ATOMIC_SEQ_CST), value)) std::this_thread::yield();
+    while (!hasReached(__atomic_load_n(flag, __ATOMIC_SEQ_CST), value))
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
 #else
     uint64_t start, now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));

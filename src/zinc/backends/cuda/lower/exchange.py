@@ -37,9 +37,11 @@ def exchange(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         received_stride=received_stride,
         cols=cols,
         dim=dim_code(launch.dim, bucket),
+        participants=attrs["participants"],
         senders=attrs["senders"],
         receivers=attrs["receivers"],
-        slot=attrs["slot"],
+        mail_at=attrs["mail_at"],
+        mail_bytes=attrs["mail_bytes"],
     )
     blocks = min(EXCHANGE_BLOCKS, ceil_div(items, EACH * THREADS))
     return [Dispatch(KernelVariant("exchange", defines), arguments, (blocks, 1, 1))]
