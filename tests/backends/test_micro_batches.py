@@ -16,6 +16,7 @@ from present import computing
 
 from zinc import LLM
 from zinc.backends import api, micro_batches
+from zinc.backends.api import FinishedStep
 from zinc.backends.capabilities import BackendKind
 from zinc.backends.micro_batches import Pipeline, can_overlap
 from zinc.backends.plans import NO_OUTPUT, Plan, Ref, Segment, SplitPlan, Transfer
@@ -37,9 +38,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     run = Pipeline.run
 
-    def counted(self: Pipeline, steps: Any) -> list[FloatArray]:
+    def counted(self: Pipeline, steps: Any, logits: bool) -> list[FinishedStep]:
         counts.append(len(steps))
-        return run(self, steps)
+        return run(self, steps, logits)
 
     monkeypatch.setattr(Pipeline, "run", counted)
     return counts
@@ -182,8 +183,8 @@ def test_devices_work_at_the_same_time() -> None:
     def first(step: Step) -> None:
         assert step.ids[0] == 0 or begun.wait(10)
 
-    rows = pipeline(Device(first), Device(lambda _: begun.set())).run(steps(3))
-    assert np.concatenate(rows).tolist() == [[0.0], [1.0], [2.0]]
+    found = pipeline(Device(first), Device(lambda _: begun.set())).run(steps(3), True)
+    assert np.concatenate([each.logits() for each in found]).tolist() == [[0.0], [1.0], [2.0]]
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
@@ -194,7 +195,7 @@ def test_the_failure_of_one_device_ends_the_step(failing: int) -> None:
 
     devices = [Device(fail if i == failing else lambda _: None) for i in range(3)]
     with pytest.raises(DeviceError, match="is lost"):
-        pipeline(*devices).run(steps(4))
+        pipeline(*devices).run(steps(4), True)
 
 
 def test_tokens_that_see_later_ones_stay_in_one_part() -> None:

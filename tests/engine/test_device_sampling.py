@@ -10,13 +10,18 @@ from present import computing
 from test_engine import ENDS, check_idle, finish, greedy, prompt
 from test_prefix_models import FIXTURES
 
-from zinc import LLM, SamplingParams
-from zinc.backends import api
+from zinc import LLM, DeviceMap, SamplingParams
+from zinc.backends import api, micro_batches
+from zinc.backends.capabilities import BackendKind
+from zinc.backends.step_queue import StepQueue
 from zinc.engine.engine import Engine
 from zinc.engine.request import Request
 from zinc.engine.sampling import Sampler
 
 DRAWING = ["ref", *(name for name in computing() if api.kernels(name).supports("sample"))]
+
+
+DEVICES = ["ref,ref", *(",".join(["vulkan:0"] * 2) for name in computing() if name == "vulkan")]
 
 
 def engine(kind="everything", n_blocks=64, context=400, **options):
@@ -95,30 +100,62 @@ def test_a_failed_step_in_flight_ends_its_requests():
     check_idle(e)
 
 
+CHAINS = [
+    SamplingParams(temperature=0, max_tokens=12),
+    SamplingParams(seed=5, max_tokens=9),
+    SamplingParams(seed=6, max_tokens=14, temperature=1.6, top_k=64, top_p=0.9, min_p=0.0),
+]
+
+
+def answers(llm, together):
+    rng = np.random.default_rng(4)
+    prompts = [rng.integers(3, llm.spec.vocab, n).tolist() for n in (9, 20, 33)]
+    submitted = []
+    for ids, params in zip(prompts, CHAINS, strict=True):
+        submitted.append(llm.engine.submit(Request(ids, params)))
+        if not together:
+            finish(llm.engine, *submitted)
+    finish(llm.engine, *submitted)
+    return [s.generated for s in submitted]
+
+
 @pytest.mark.parametrize(
     ("family", "backend"), on_backends(("qwen3", "qwen35"), DRAWING, everywhere=["qwen35"])
 )
 def test_a_seed_gives_the_same_tokens_in_any_batch_and_on_the_host(family, backend, monkeypatch):
-    chains = [
-        SamplingParams(temperature=0, max_tokens=12),
-        SamplingParams(seed=5, max_tokens=9),
-        SamplingParams(seed=6, max_tokens=14, temperature=1.6, top_k=64, top_p=0.9, min_p=0.0),
-    ]
-
-    def answers(llm, together):
-        rng = np.random.default_rng(4)
-        prompts = [rng.integers(3, llm.spec.vocab, n).tolist() for n in (9, 20, 33)]
-        submitted = []
-        for ids, params in zip(prompts, chains, strict=True):
-            submitted.append(llm.engine.submit(Request(ids, params)))
-            if not together:
-                finish(llm.engine, *submitted)
-        finish(llm.engine, *submitted)
-        return [s.generated for s in submitted]
-
     with LLM(FIXTURES / f"{family}.gguf", backend=backend, batch_tokens=64) as llm:
         assert llm.plan.sampled is not None
         alone = answers(llm, together=False)
         assert answers(llm, together=True) == alone
         monkeypatch.setattr(Sampler, "device_params", lambda self, ahead=0: None)
         assert answers(llm, together=False) == alone
+
+
+@pytest.mark.parametrize("split", ["layer", "tensor"])
+@pytest.mark.parametrize("devices", DEVICES)
+def test_several_devices_sample_the_tokens_of_one(devices, split, monkeypatch):
+    """Steps are queued in another thread, one step ahead, and the cache waits for them."""
+    monkeypatch.setattr(micro_batches, "MICRO_BATCH_TOKENS", dict.fromkeys(BackendKind, 8))
+    monkeypatch.setattr(micro_batches, "LEAST_TOKENS", 3)
+    ahead = []
+    queue = StepQueue.submit
+
+    def queued(self, run):
+        ahead.append(self._last is not None and not self._last.done())
+        return queue(self, run)
+
+    monkeypatch.setattr(StepQueue, "submit", queued)
+    path, found = FIXTURES / "qwen35.gguf", []
+    for device in (devices, devices.partition(",")[0]):
+        named = (
+            {"options": {"device": device}}
+            if "," in device
+            else {"backend": device.partition(":")[0]}
+        )
+        device_map = DeviceMap(split=split) if "," in device else None
+        with LLM(path, **named, device_map=device_map, batch_tokens=64) as llm:
+            assert llm.plan.sampled is not None
+            found += [answers(llm, together) for together in (False, True)]
+            llm.engine.pool.check()
+    assert found[0] == found[1] == found[2] == found[3]
+    assert any(ahead)

@@ -153,13 +153,14 @@ def test_shares_divide_the_layers() -> None:
 def test_layers_on_gpus_have_larger_steps_if_there_is_memory(
     names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(devices, "_speeds", lambda each: [1.0] * len(each))
     assert step_tokens(names) == 2048
     assert step_tokens(names, batch_tokens=512) == 512
     assert step_tokens("cpu,cpu") == step_tokens(names + ",cpu") == 512
     assert step_tokens(names, device_map=DeviceMap(split="tensor")) == 512
-    monkeypatch.setattr(SplitBackend, "is_linked", True)
-    assert step_tokens(names) == 512  # such devices begin a step while others run the one before
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:  # such devices begin a step while others run another
+        patched.setattr(SplitBackend, "is_linked", True)
+        assert step_tokens(names) == 512
     fits = devices._fits
     monkeypatch.setattr(
         devices, "_fits", lambda *given: given[2].step_tokens < 2048 and fits(*given)

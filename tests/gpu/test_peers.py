@@ -15,7 +15,7 @@ from models.harness import FIXTURES, MAX_TOKENS, Runner, expected, relative_erro
 from plan.test_split import Division
 
 from zinc.backends import micro_batches
-from zinc.backends.api import Backend
+from zinc.backends.api import Backend, Cache
 from zinc.backends.capabilities import BackendKind
 from zinc.backends.plans import (
     EXCHANGE,
@@ -26,11 +26,10 @@ from zinc.backends.plans import (
     SplitPlan,
     Transfer,
 )
-from zinc.backends.split import SplitBackend
+from zinc.backends.split import SplitBackend, SplitCache
 from zinc.engine.load import link
 from zinc.formats.gguf import GGUFFile
 from zinc.gpu.bucket import Bucket
-from zinc.gpu.cache import GpuCache
 from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.graph import DispatchGraph
 from zinc.gpu.hazards import dependencies
@@ -39,7 +38,8 @@ from zinc.gpu.memory import Buffer, Bytes
 from zinc.gpu.peers import PeerProgram, Peers, peer_program
 from zinc.models import load
 from zinc.ops.graph import Graph
-from zinc.ops.step import Step
+from zinc.ops.sampling import pack_sample_params
+from zinc.ops.step import SampleParams, Step
 from zinc.ops.values import Constant, Dim
 from zinc.plan.layer_split import even_split
 from zinc.plan.planner import make_plan
@@ -112,13 +112,13 @@ class PeerBackend(EmulatedBackend):
     def reaches(self, devices: Sequence[Backend]) -> bool:
         return True
 
-    def link(
-        self, devices: Sequence[Backend], plan: SplitPlan, caches: Sequence[GpuCache]
-    ) -> PeerProgram:
-        return peer_program([x for x in devices if isinstance(x, PeerBackend)], plan, caches)
+    def link(self, devices: Sequence[Backend], plan: SplitPlan, cache: Cache) -> PeerProgram:
+        return peer_program([x for x in devices if isinstance(x, PeerBackend)], plan, cache)
 
 
-def planned(name: str, division: Division | None, n_cards: int) -> tuple[Backend, Plan]:
+def planned(
+    name: str, division: Division | None, n_cards: int, samples: bool = False
+) -> tuple[Backend, Plan]:
     """Return a backend of `n_cards` cards with the weights of a model, and the plan.
 
     division: None for a single card.
@@ -128,7 +128,8 @@ def planned(name: str, division: Division | None, n_cards: int) -> tuple[Backend
         backend = SplitBackend([PeerBackend() for _ in range(n_cards)], division)
     with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
         graph = load(file)[1]
-        plan = make_plan(graph, backend, max_tokens=MAX_TOKENS, max_outputs=MAX_TOKENS)
+        sizes = {"max_tokens": MAX_TOKENS, "max_outputs": MAX_TOKENS}
+        plan = make_plan(graph, backend, **sizes, samples=samples)
         if isinstance(backend, SplitBackend) and isinstance(plan, SplitPlan):
             backend.keep(plan)
         for w in plan.weights:
@@ -223,7 +224,7 @@ def test_cards_pass_on_the_rows_of_queued_micro_batches(n_cards: int, small: Non
     """Steps without output rows return at once; each row still meets the rows of its own step."""
     devices = [PeerBackend() for _ in range(n_cards)]
     caches = [device.allocate((), link.LAYOUT) for device in devices]
-    program = peer_program(devices, passing_plan(devices), caches)
+    program = peer_program(devices, passing_plan(devices), SplitCache(caches, link.LAYOUT))
     for first in (0, 24):
         for wanted in ([], [3, 7, 8, 23]):
             got = program.step(step := one_sequence(first, 24, wanted))
@@ -246,12 +247,9 @@ def one_sequence(first: int, n: int, wanted: Sequence[int]) -> Step:
 
 
 @pytest.mark.every
+# A micro-batch has 8 tokens; gemma4e has none, because its layers share caches.
 @pytest.mark.parametrize(
-    (
-        "name",
-        "n_cards",
-        "chunk",
-    ),  # 8 is the length of a micro-batch; layers share caches in gemma4e
+    ("name", "n_cards", "chunk"),
     [("qwen3", 2, 8), ("gemma3", 3, 8), ("gemma4e", 2, 24), ("qwen35moe", 3, 8)],
 )
 def test_layers_on_cards_give_the_bits_of_one_card(
@@ -269,6 +267,62 @@ def test_layers_on_cards_give_the_bits_of_one_card(
         logits.append(np.concatenate(got))
     assert relative_error(logits[0], want[:30]) <= TOLERANCE
     assert np.array_equal(*logits)
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("by_tensor", [True, False])
+@pytest.mark.parametrize("n_sequences", [1, 2])
+def test_cards_sample_one_step_ahead(by_tensor: bool, n_sequences: int, small: None) -> None:
+    """The first card embeds tokens that the host does not know yet.
+
+    The prompts of two sequences end in two micro-batches of one step.
+    """
+    division = (1.0, 1.0) if by_tensor else even_split(layers_of("qwen3"), 2).assign()
+    runners = [
+        Runner(
+            FIXTURES / "qwen3.gguf",
+            loaded=planned("qwen3", division if n > 1 else None, n, samples=True),
+            n_sequences=2,
+        )
+        for n in (2, 1)
+    ]
+    cards, plan = runners[0].program, runners[0].program.plan
+    assert isinstance(cards, PeerProgram)
+    assert isinstance(plan, SplitPlan)
+    assert [part.sampled is not None for part in plan.parts] == [True, not by_tensor]
+    tokens = [drawn(each, n_sequences, ahead=each is runners[0]) for each in runners]
+    assert [row[0] for row in tokens[0]] == [row[0] for row in tokens[1]]
+    assert np.allclose(*tokens, rtol=TOLERANCE)
+
+
+def drawn(runner: Runner, n_sequences: int, ahead: bool) -> list[list[float]]:
+    """Return the tokens that follow the prompts of sequences, with their largest logits.
+
+    ahead: queue each step before the tokens of the one before are read.
+    """
+    ids, _ = expected("qwen3")
+    prompts = [(0, ids[:24])] if n_sequences == 1 else [(0, ids[:13]), (1, ids[5:16])]
+    ends = np.cumsum([len(part) for _, part in prompts]) - 1
+    found: list[list[float]] = []
+    order, rows = list(range(n_sequences)), list(range(n_sequences))[::-1]
+    result = runner.program.sample(with_params(runner.make_step(ends.tolist(), *prompts), 0))
+    for i in range(6):
+        order = order[::-1]  # the sequence of each row changes from step to step
+        tokens = [0] * n_sequences if ahead else [int(result.tokens()[row][0]) for row in rows]
+        parts = [(s, np.array([token])) for s, token in zip(order, tokens, strict=True)]
+        step = with_params(runner.make_step(range(n_sequences), *parts), i)
+        if ahead:
+            step = replace(step, sampled_rows=np.array(rows, np.int32))
+        before, result = result, runner.program.sample(step)
+        found += before.tokens().tolist()
+    return found + result.tokens().tolist()
+
+
+def with_params(step: Step, index: int) -> Step:
+    """Return `step` with a chain that draws for its first row, and greedy sampling for others."""
+    drawing = SampleParams(40, 0, 0.95, 0.05, 0.8, index, seed=11)
+    greedy = [SampleParams(1)] * (len(step.output_rows) - 1)
+    return replace(step, sample_params=pack_sample_params([drawing, *greedy]))
 
 
 @pytest.mark.parametrize("by_tensor", [True, False])

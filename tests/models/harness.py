@@ -145,6 +145,10 @@ class Runner:
 
     def feed_for(self, rows: Sequence[int], *parts: tuple[int, Ids]) -> Logits:
         """Run the same step with the given output rows; return their logits."""
+        return np.array(self.program.step(self.make_step(rows, *parts)))
+
+    def make_step(self, rows: Sequence[int], *parts: tuple[int, Ids]) -> Step:
+        """Return the step of (sequence, ids) parts with the given output rows, which then runs."""
         ids = np.concatenate([part for _, part in parts]).astype(np.int32)
         lengths = [len(part) for _, part in parts]
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -159,10 +163,9 @@ class Runner:
             state_slot=np.array(sequences, np.int32),
             tables=tuple(self._table(window, sequences) for window in self.windows),
         )
-        logits = np.array(self.program.step(step))
         for s, part in parts:
             self.lengths[s] += len(part)
-        return logits
+        return step
 
     def _table(self, window: int, sequences: Sequence[int]) -> Ids:
         table = self.blocks[list(sequences)].copy()

@@ -17,9 +17,9 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from zinc.backends.api import Program
+from zinc.backends.api import FinishedStep, Program
 from zinc.backends.capabilities import BackendKind
-from zinc.backends.plans import AllReduce, Segment, SplitPlan, Transfer
+from zinc.backends.plans import AllReduce, Plan, Segment, SplitPlan, Transfer
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray
 
@@ -31,6 +31,7 @@ MICRO_BATCHES = 4
 # A sequence is cut into parts of at least this many tokens, so that rows to be verified stay
 # together: a recurrent state can be set back within the last rows of one step only.
 LEAST_TOKENS = 32
+NO_TOKENS = np.empty((0, 2), np.float32)
 
 
 def can_overlap(plan: SplitPlan) -> bool:
@@ -82,6 +83,24 @@ def _cut(step: Step, wanted: int) -> int:
     return last if last - wanted < LEAST_TOKENS else wanted
 
 
+def result_of(program: Program, plan: Plan, step: Step, logits: bool) -> FinishedStep:
+    """Return the tokens and, if wanted, the logits of a step that `program` has run."""
+    n, sampled = len(step.output_rows), NO_TOKENS
+    if step.sample_params is not None and plan.sampled is not None:
+        sampled = program.read(plan.sampled, n)
+    no_rows = np.empty((0, plan.output.cols), np.float32)
+    return FinishedStep(sampled, program.read(plan.output, n) if logits and n else no_rows)
+
+
+def joined(results: Sequence[FinishedStep], cols: int) -> FinishedStep:
+    """Return the rows of all results, with logits of `cols` columns."""
+    no_rows = np.empty((0, cols), np.float32)
+    return FinishedStep(
+        np.concatenate([NO_TOKENS, *(x.tokens() for x in results if len(x.tokens()))]),
+        np.concatenate([no_rows, *(x.logits() for x in results)]),
+    )
+
+
 class Pipeline:
     """The programs of a split plan, run on several micro-batches at the same time.
 
@@ -89,18 +108,21 @@ class Pipeline:
     """
 
     def __init__(self, plan: SplitPlan, programs: Sequence[Program], last: int) -> None:
-        self._programs, self._output = tuple(programs), plan.output
+        self._programs, self._plan = tuple(programs), plan
         self._entries, self._last = plan.schedule, last
         self._threads: ThreadPoolExecutor | None = None
 
-    def run(self, steps: Sequence[Step]) -> list[FloatArray]:
-        """Run `steps` in order and return the output rows of each. Raises as programs do."""
+    def run(self, steps: Sequence[Step], logits: bool) -> list[FinishedStep]:
+        """Run `steps` in order and return the results of each that has output rows.
+
+        logits: whether to read the logits. Raises as programs do.
+        """
         if self._threads is None:
             self._threads = ThreadPoolExecutor(len(self._programs), "zinc-device")
         # The rows of each transfer, one entry a micro-batch; None if the sender failed.
         sent: list[SimpleQueue[FloatArray | None]] = [SimpleQueue() for _ in self._entries]
         work = [
-            self._threads.submit(self._run_device, i, steps, sent)
+            self._threads.submit(self._run_device, i, steps, sent, logits)
             for i in range(len(self._programs))
         ]
         outputs = [each.exception() or each.result() for each in work]
@@ -112,14 +134,18 @@ class Pipeline:
         return result
 
     def _run_device(
-        self, device: int, steps: Sequence[Step], sent: Sequence[SimpleQueue[FloatArray | None]]
-    ) -> list[FloatArray]:
-        """Run the part of a device on all micro-batches; return the output rows if it makes them.
+        self,
+        device: int,
+        steps: Sequence[Step],
+        sent: Sequence[SimpleQueue[FloatArray | None]],
+        logits: bool,
+    ) -> list[FinishedStep]:
+        """Run the part of a device on all micro-batches; return the results if it makes them.
 
         Stops early if another device has failed.
         """
         program = self._programs[device]
-        outputs: list[FloatArray] = []
+        outputs: list[FinishedStep] = []
         try:
             for step in steps:
                 for entry, rows_sent in zip(self._entries, sent, strict=True):
@@ -131,7 +157,7 @@ class Pipeline:
                     ):
                         return outputs
                 if device == self._last and len(step.output_rows):
-                    outputs.append(program.read(self._output, len(step.output_rows)))
+                    outputs.append(result_of(program, self._plan, step, logits))
         except BaseException:
             for rows_sent in sent:
                 rows_sent.put(None)

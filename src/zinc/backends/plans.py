@@ -192,7 +192,9 @@ class SplitPlan(Plan):
 
     Each part has its own arena. launches: of all parts, in the order of the schedule. A value that
     is sent has the same id on both devices. Segments of different devices that follow each other in
-    the schedule may run at the same time.
+    the schedule may run at the same time. `sampled` is that of the part that makes the output. The
+    other parts that read the ids of tokens have `sampled` too, for devices that receive tokens
+    without the host.
     """
 
     parts: tuple[Plan, ...] = ()

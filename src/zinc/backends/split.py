@@ -23,6 +23,7 @@ from zinc.backends.api import (
     Backend,
     Cache,
     CacheLayout,
+    FinishedStep,
     Program,
     SplitDevices,
     StepCounts,
@@ -34,8 +35,10 @@ from zinc.backends.capabilities import BackendKind, Capabilities, Roofline
 from zinc.backends.micro_batches import (
     Pipeline,
     can_overlap,
+    joined,
     micro_batch_tokens,
     micro_batches,
+    result_of,
 )
 from zinc.backends.plans import (
     AllReduce,
@@ -45,6 +48,7 @@ from zinc.backends.plans import (
     SplitPlan,
     Transfer,
 )
+from zinc.backends.step_queue import StepQueue
 from zinc.ops.graph import Node
 from zinc.ops.step import Step, StepCondition
 from zinc.ops.values import FloatArray, RowFormat, State, Weight
@@ -56,40 +60,47 @@ Views = list[npt.NDArray[np.uint8]]
 class SplitCache:
     """The cache of a split backend. Implements `zinc.backends.api.Cache`.
 
-    The views of a block are the views on each device, one device after the other.
+    The views of a block are the views on each device, one device after the other. steps: the steps
+    on this cache, for which the methods wait.
     """
 
     def __init__(self, caches: Sequence[Cache], layout: CacheLayout) -> None:
-        self.caches, self.layout = tuple(caches), layout
+        self.caches, self.layout, self.steps = tuple(caches), layout, StepQueue()
         self.n_bytes = sum(cache.n_bytes for cache in caches)
         self._n_block_views: dict[int, list[int]] = {}  # by group, for each device
         self._n_state_views: list[int] | None = None
 
     def copy_block(self, group: int, source: int, target: int) -> None:
+        self.steps.settle()
         for cache in self.caches:
             cache.copy_block(group, source, target)
 
     def copy_state(self, source: int, target: int) -> None:
+        self.steps.settle()
         for cache in self.caches:
             cache.copy_state(source, target)
 
     def block_views(self, group: int, block: int) -> Views:
+        self.steps.settle()
         found = [cache.block_views(group, block) for cache in self.caches]
         self._n_block_views[group] = [len(views) for views in found]
         return [view for views in found for view in views]
 
     def put_block(self, group: int, block: int, views: Views) -> None:
+        self.steps.settle()
         if group not in self._n_block_views:
             self.block_views(group, block)
         for cache, part in zip(self.caches, _cut(views, self._n_block_views[group]), strict=True):
             cache.put_block(group, block, part)
 
     def state_views(self, slot: int) -> Views:
+        self.steps.settle()
         found = [cache.state_views(slot) for cache in self.caches]
         self._n_state_views = [len(views) for views in found]
         return [view for views in found for view in views]
 
     def put_state(self, slot: int, views: Views) -> None:
+        self.steps.settle()
         if self._n_state_views is None:
             self.state_views(slot)
         assert self._n_state_views is not None
@@ -110,9 +121,16 @@ class SplitProgram:
     """
 
     def __init__(
-        self, plan: SplitPlan, programs: Sequence[Program], micro_batch_tokens: int
+        self,
+        plan: SplitPlan,
+        programs: Sequence[Program],
+        micro_batch_tokens: int,
+        steps: StepQueue,
     ) -> None:
+        """Make a program. steps: those of all programs on its cache."""
         self.plan: Plan = plan
+        self._steps = steps
+        self._sampled = np.empty(0, np.int32)  # the tokens of the last step that sampled
         self.work = Work()
         self._programs = tuple(programs)
         self._threads: ThreadPoolExecutor | None = None
@@ -130,19 +148,34 @@ class SplitProgram:
         for entry in plan.schedule:
             if isinstance(entry, AllReduce):
                 self._makers |= {term.total.id: term.device for term in entry.terms}
+        self._last = self._makers[plan.output.id]
         self._micro_batch_tokens = micro_batch_tokens
         self._pipeline = None
         if can_overlap(plan):
-            self._pipeline = Pipeline(plan, programs, self._makers[plan.output.id])
+            self._pipeline = Pipeline(plan, programs, self._last)
 
     def step(self, step: Step) -> FloatArray:
+        self._steps.settle()
+        return self._run_step(step, logits=True).logits()
+
+    def sample(self, step: Step) -> StepResult:
+        assert step.sample_params is not None
+        logits = bool((step.sample_params["k"] == 0).any())
+        return self._steps.submit(lambda: self._sample(step, logits))
+
+    def _sample(self, step: Step, logits: bool) -> FinishedStep:
+        """Run a step that samples, and keep its tokens for the next one."""
+        result = self._run_step(step.with_ids(self._sampled), logits)
+        self._sampled = result.tokens()[:, 0].astype(np.int32)
+        return result
+
+    def _run_step(self, step: Step, logits: bool) -> FinishedStep:
+        """Run a step and return its tokens, if it samples, and its logits, if they are wanted."""
         parts = self._parts(step)
         if len(parts) > 1:
-            return self._overlapped(parts)
-        self.run(step, 0, len(self.plan.launches))
-        if not len(step.output_rows):  # a chunk in the middle of a prompt
-            return np.empty((0, self.plan.output.cols), np.float32)
-        return self.read(self.plan.output, len(step.output_rows))
+            return self._overlapped(parts, logits)
+        self._run(step, 0, len(self.plan.launches))
+        return result_of(self._programs[self._last], self.plan, step, logits)
 
     def _parts(self, step: Step) -> list[Step]:
         """Return the micro-batches of a step; one if the devices cannot overlap."""
@@ -150,19 +183,20 @@ class SplitProgram:
             return [step]
         return micro_batches(step, self._micro_batch_tokens)
 
-    def _overlapped(self, parts: Sequence[Step]) -> FloatArray:
+    def _overlapped(self, parts: Sequence[Step], logits: bool) -> FinishedStep:
         """Run the parts of a step while the devices work at the same time; return all rows."""
         assert self._pipeline is not None
         started = perf_counter()
-        rows = self._pipeline.run(parts)
+        found = self._pipeline.run(parts, logits)
         self.work.waited_s += perf_counter() - started
         self.work.submissions += len(parts) * len(self._programs)
-        return np.concatenate([np.empty((0, self.plan.output.cols), np.float32), *rows])
-
-    def sample(self, step: Step) -> StepResult:
-        raise NotImplementedError("a split plan leaves sampling to the host")
+        return joined(found, self.plan.output.cols)
 
     def run(self, step: Step, first: int, last: int) -> None:
+        self._steps.settle()
+        self._run(step, first, last)
+
+    def _run(self, step: Step, first: int, last: int) -> None:
         """Run launches. A value is exchanged after the last launch that comes before it."""
         for is_turn, group in groupby(self._schedule, lambda x: isinstance(x[1], Segment)):
             turns = []
@@ -218,9 +252,11 @@ class SplitProgram:
             self._programs[term.device].write(term.total, first)
 
     def read(self, ref: Ref, rows: int) -> FloatArray:
+        self._steps.settle()
         return self._programs[self._makers[ref.id]].read(ref, rows)
 
     def write(self, ref: Ref, rows: FloatArray) -> None:
+        self._steps.settle()
         self._programs[self._makers[ref.id]].write(ref, rows)
         for _, entry in self._schedule:
             if isinstance(entry, Transfer) and entry.sent.id == ref.id:
@@ -232,10 +268,11 @@ class SplitProgram:
 
     def profile(self, step: Step) -> list[float]:
         """Return the seconds of each launch, run alone with the transfers after it."""
+        self._steps.settle()
         seconds = []
         for i in range(len(self.plan.launches)):
             started = perf_counter()
-            self.run(step, i, i + 1)
+            self._run(step, i, i + 1)
             seconds.append(perf_counter() - started)
         return seconds
 
@@ -258,12 +295,11 @@ class Linkable(Protocol):
         """
         ...
 
-    def link(
-        self, devices: Sequence[Backend], plan: SplitPlan, caches: Sequence[Any]
-    ) -> SplitProgram:
+    def link(self, devices: Sequence[Backend], plan: SplitPlan, cache: Cache) -> SplitProgram:
         """Return a program whose devices exchange rows without the host.
 
-        The parts of `plan` run on `devices`, which reach each other, with `caches`.
+        The parts of `plan` run on `devices`, which reach each other. cache: the `SplitCache` of
+        their backend.
         """
         ...
 
@@ -414,9 +450,9 @@ class SplitBackend:
         assert isinstance(plan, SplitPlan)
         first = self.devices[0]
         if self.is_linked and isinstance(first, Linkable):
-            return first.link(self.devices, plan, cache.caches)
+            return first.link(self.devices, plan, cache)
         programs = [
             backend.prepare(part, each)
             for backend, part, each in zip(self.devices, plan.parts, cache.caches, strict=True)
         ]
-        return SplitProgram(plan, programs, self.micro_batch_tokens)
+        return SplitProgram(plan, programs, self.micro_batch_tokens, cache.steps)

@@ -11,14 +11,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from time import perf_counter
+from typing import TypeAlias, cast
 
 import numpy as np
 
+from zinc.backends.api import Cache, FinishedStep, StepResult
 from zinc.backends.capabilities import BackendKind
-from zinc.backends.micro_batches import micro_batch_tokens
+from zinc.backends.micro_batches import joined, micro_batch_tokens
 from zinc.backends.plans import EXCHANGE, AllReduce, Launch, Ref, Segment, SplitPlan, Transfer
-from zinc.backends.split import SplitProgram
+from zinc.backends.split import SplitCache, SplitProgram
+from zinc.backends.step_queue import StepQueue
 from zinc.gpu.arguments.structs import EXCHANGE_BLOCKS, MAX_PEERS, PeerTable
 from zinc.gpu.backend import GpuBackend
 from zinc.gpu.cache import GpuCache
@@ -26,10 +30,12 @@ from zinc.gpu.host import Host
 from zinc.gpu.memory import Buffer, aligned
 from zinc.gpu.program import IN_FLIGHT, GpuProgram, RunningStep
 from zinc.ops.registry import Cost
-from zinc.ops.step import Step
+from zinc.ops.sampling import SAMPLED_COLS
+from zinc.ops.step import IntArray, Step
 from zinc.ops.values import Dim, FloatArray
 
 TURNS = 2  # parts of a mailbox, used in turn
+Group: TypeAlias = tuple[frozenset[int], Dim, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,7 @@ class Exchange:
     """Rows that some GPUs send and some receive, as the sum of all. Indexed by GPU.
 
     participants: the GPUs that wait for each other. An exchange without senders is a barrier.
+    sampling: it runs only in steps that sample.
     """
 
     dim: Dim
@@ -44,6 +51,7 @@ class Exchange:
     sent: tuple[Ref | None, ...]
     received: tuple[Ref | None, ...]
     participants: frozenset[int]
+    sampling: bool = False
 
     @property
     def in_vectors(self) -> bool:
@@ -52,12 +60,12 @@ class Exchange:
         return self.cols % 4 == 0 and all(ref.offset % 16 == ref.stride % 16 == 0 for ref in refs)
 
     @property
-    def group(self) -> tuple[frozenset[int], Dim]:
+    def group(self) -> Group:
         """The key of exchanges that take turns with the same bytes of the mailboxes.
 
         In a step, all of them run or none does.
         """
-        return self.participants, self.dim
+        return self.participants, self.dim, self.sampling
 
     def mail_bytes(self, max_rows: int) -> int:
         """Return the bytes that a sender writes into a mailbox."""
@@ -66,7 +74,7 @@ class Exchange:
     def barrier(self) -> Exchange:
         """Return an exchange of no rows between the same GPUs, in the same steps."""
         nothing = (None,) * len(self.sent)
-        return Exchange(self.dim, 1, nothing, nothing, self.participants)
+        return replace(self, cols=1, sent=nothing, received=nothing)
 
 
 def exchange_of(entry: AllReduce | Transfer, n_devices: int, in_pairs: bool) -> Exchange:
@@ -89,17 +97,31 @@ def exchange_of(entry: AllReduce | Transfer, n_devices: int, in_pairs: bool) -> 
     return Exchange(one.dim, one.cols, tuple(sent), tuple(received), participants)
 
 
+def token_exchanges(plan: SplitPlan) -> list[Exchange]:
+    """Return the exchange of sampled tokens, if GPUs read them that do not make them."""
+    received = [None if part.output.cols else part.sampled for part in plan.parts]
+    sent = [part.sampled if part.output.cols else None for part in plan.parts]
+    if not any(received) or not any(sent):
+        return []
+    pairs = enumerate(zip(sent, received, strict=True))
+    participants = frozenset(i for i, refs in pairs if any(refs))
+    refs = tuple(sent), tuple(received)
+    return [Exchange(Dim.OUTPUTS, SAMPLED_COLS, *refs, participants, sampling=True)]
+
+
 def exchanges_of(plan: SplitPlan) -> list[list[Exchange]]:
     """Return the exchanges that do what each entry of the schedule of `plan` says.
 
-    Each group has an even number of them in a step, so that its exchanges take turns also from one
-    step to the next: a barrier follows the last exchange of the others.
+    The last ones are those after the schedule. Each group has an even number of them in a step, so
+    that its exchanges take turns also from one step to the next: a barrier follows the last
+    exchange of the others.
     """
     in_pairs = not any(isinstance(entry, AllReduce) for entry in plan.schedule)
     found: list[list[Exchange]] = [
         [] if isinstance(entry, Segment) else [exchange_of(entry, len(plan.parts), in_pairs)]
         for entry in plan.schedule
     ]
+    found.append(token_exchanges(plan))
     counts = Counter(exchange.group for own in found for exchange in own)
     for own in reversed(found):
         for exchange in tuple(own):
@@ -120,13 +142,13 @@ class Peers:
         rows[Dim.SEQUENCES] = plan.max_tokens
         self._exchanges = exchanges_of(plan)
         # The bytes of a turn of each group, and their place in every mailbox.
-        sizes: dict[tuple[frozenset[int], Dim], int] = {}
+        sizes: dict[Group, int] = {}
         for exchange in (x for own in self._exchanges for x in own):
             n_senders = sum(ref is not None for ref in exchange.sent)
             size = n_senders * exchange.mail_bytes(rows[exchange.dim])
             sizes[exchange.group] = max(size, sizes.get(exchange.group, 0))
         self._rows, self._turn_bytes = rows, sizes
-        self._starts: dict[tuple[frozenset[int], Dim], int] = {}
+        self._starts: dict[Group, int] = {}
         end = 0
         for group, size in sizes.items():
             self._starts[group] = end
@@ -156,19 +178,18 @@ class Peers:
         """
         launches: list[list[Launch]] = [[] for _ in self._tables]
         schedule: list[Segment | Transfer | AllReduce] = []
-        turns: Counter[tuple[frozenset[int], Dim]] = Counter()
-        for entry, exchanges in zip(self._plan.schedule, self._exchanges, strict=True):
+        turns: Counter[Group] = Counter()
+        for entry, exchanges in zip_longest(self._plan.schedule, self._exchanges):
             if isinstance(entry, Segment):
                 own = launches[entry.device]
                 first = len(own)
                 own += self._plan.parts[entry.device].launches[entry.first : entry.last]
-                schedule.append(Segment(entry.device, first, len(own)))
-                continue
+                entry = Segment(entry.device, first, len(own))
             for exchange in exchanges:
                 for device in exchange.participants:
                     launches[device].append(self._launch(exchange, turns[exchange.group], device))
                 turns[exchange.group] += 1
-            schedule.append(entry)
+            schedule += [] if entry is None else [entry]
         parts = [
             replace(part, launches=tuple(own))
             for part, own in zip(self._plan.parts, launches, strict=True)
@@ -186,6 +207,7 @@ class Peers:
             "participants": sum(1 << i for i in exchange.participants),
             "peers": self._tables[device].address,
             "receivers": _bits(exchange.received),
+            "sampling": int(exchange.sampling),
             "senders": _bits(exchange.sent),
             "vectors": int(exchange.in_vectors),
         }
@@ -207,49 +229,71 @@ class PeerProgram(SplitProgram):
     rows of one begins the next one.
     """
 
-    def __init__(self, plan: SplitPlan, peers: Peers, programs: Sequence[GpuProgram]) -> None:
+    def __init__(
+        self, plan: SplitPlan, peers: Peers, programs: Sequence[GpuProgram], steps: StepQueue
+    ) -> None:
         """Make a program. programs: of the parts of `peers.plan()`, one for each GPU."""
         size = micro_batch_tokens([BackendKind.DEVICE])
-        super().__init__(peers.plan(), programs, size)
+        super().__init__(peers.plan(), programs, size, steps)
         self.plan = plan
         self._peers, self._gpus = peers, tuple(programs)
+        # The tokens of the last step that sampled, if the GPUs have them in several parts.
+        self._known: IntArray | None = None
 
     def step(self, step: Step) -> FloatArray:
-        """Run a step. Returns at once if it has no output rows, which later calls wait for."""
+        """Run a step. Returns at once if it has no output rows; later calls run after it."""
         started = perf_counter()
-        rows = list(self._logits(self._parts(step)))
+        logits = self._queue(step, logits=True).logits()
         self.work.waited_s += perf_counter() - started
-        if len(rows) == 1:
-            return rows[0]
-        return np.concatenate([np.empty((0, self.plan.output.cols), np.float32), *rows])
+        return logits
 
-    def _logits(self, parts: Sequence[Step]) -> Iterator[FloatArray]:
-        """Queue `parts` and yield the logits of each part that has output rows."""
+    def sample(self, step: Step) -> StepResult:
+        assert step.sample_params is not None
+        logits = bool((step.sample_params["k"] == 0).any())
+        return self._queue(step if self._known is None else step.with_ids(self._known), logits)
+
+    def _queue(self, step: Step, logits: bool) -> StepResult:
+        """Queue a step. Waits for it if several of its micro-batches have output rows."""
+        parts = self._parts(step)
+        n_outputs = [len(part.output_rows) for part in parts]
+        samples = step.sample_params is not None
+        if sum(n > 0 for n in n_outputs) == 1:
+            self._known = None if samples else self._known
+            running = [self._submit(part, logits) for part in parts]
+            return next(x for x, n in zip(running, n_outputs, strict=True) if n)
+        result = joined(list(self._results(parts, logits)), self.plan.output.cols)
+        if samples:
+            self._known = result.tokens()[:, 0].astype(np.int32)
+        return result
+
+    def _results(self, parts: Sequence[Step], logits: bool) -> Iterator[FinishedStep]:
+        """Queue `parts` and yield copies of the results of each part that has output rows."""
         queued: list[RunningStep | None] = []  # None for a part without output rows
-        for part in parts:
-            if len(queued) == IN_FLIGHT:  # the next part reuses the memory of its logits
-                oldest = queued.pop(0)
-                if oldest is not None:
-                    yield oldest.logits().copy()
-            running = self._submit(part)
-            queued.append(running if len(part.output_rows) else None)
-        yield from (running.logits() for running in queued if running is not None)
+        for part in (*parts, *[None] * IN_FLIGHT):
+            # The next part reuses the memory of these results.
+            oldest = queued.pop(0) if len(queued) == IN_FLIGHT else None
+            if oldest is not None:
+                yield FinishedStep(oldest.tokens().copy(), oldest.logits().copy())
+            running = None if part is None else self._submit(part, logits)
+            queued.append(running if part is not None and len(part.output_rows) else None)
 
-    def _submit(self, step: Step) -> RunningStep:
+    def _submit(self, step: Step, logits: bool) -> RunningStep:
         """Queue a step on all GPUs; return that of the GPU that makes the output."""
-        maker = self._makers[self.plan.output.id]
-        running = [gpu.submit(step, logits=i == maker) for i, gpu in enumerate(self._gpus)]
+        makes_logits = (logits and i == self._last for i in range(len(self._gpus)))
+        pairs = zip(self._gpus, makes_logits, strict=True)
+        running = [gpu.submit(step, logits=makes) for gpu, makes in pairs]
         self.work.submissions += len(running)
-        return running[maker]
+        return running[self._last]
 
 
-def peer_program(
-    backends: Sequence[GpuBackend], plan: SplitPlan, caches: Sequence[GpuCache]
-) -> PeerProgram:
+def peer_program(backends: Sequence[GpuBackend], plan: SplitPlan, cache: Cache) -> PeerProgram:
     """Return the program of `plan` on GPUs that write each other's memory."""
+    assert isinstance(cache, SplitCache)
     peers = Peers([backend.host for backend in backends], plan)
+    caches = [cast(GpuCache, each) for each in cache.caches]
     parts = zip(backends, peers.plan().parts, caches, strict=True)
-    return PeerProgram(plan, peers, [gpu.prepare(part, cache) for gpu, part, cache in parts])
+    programs = [gpu.prepare(part, each) for gpu, part, each in parts]
+    return PeerProgram(plan, peers, programs, cache.steps)
 
 
 def _addresses(buffers: Sequence[Buffer]) -> tuple[int, ...]:

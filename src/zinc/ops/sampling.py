@@ -20,6 +20,7 @@ from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import SAMPLE_PARAMS, SampleParams, SampleParamsArray, Step
 from zinc.ops.values import FloatArray
 
+SAMPLED_COLS = 2  # columns of the output
 MOST_CANDIDATES = 64  # the largest k
 MASS_RESOLUTION = 1e-6  # a mass so near to its target counts as equal to it
 

@@ -138,20 +138,24 @@ class Step:
     def part(self, first: int, last: int) -> Step:
         """Return the step with the token rows from `first` up to but not including `last`.
 
-        Parts that run one after the other do what the step does; it must not sample, and attention
-        must be causal. Output rows keep their order.
+        Parts that run one after the other do what the step does, if attention is causal. Output
+        rows keep their order. A part without output rows has no `sample_params`.
         """
         ends = np.clip(self.seq_start, first, last) - first
         held = np.flatnonzero(np.diff(ends))
         rows = self.output_rows
+        chosen = (rows >= first) & (rows < last)
+        params, sampled = self.sample_params, self.sampled_rows
         return Step(
             self.ids[first:last],
             self.positions[first:last],
             self.sequence[first:last] - self.sequence[first],
-            rows[(rows >= first) & (rows < last)] - first,
+            rows[chosen] - first,
             np.append(ends[held], last - first).astype(np.int32),
             self.state_slot[held],
             tuple(table[held] for table in self.tables),
+            sample_params=None if params is None or not chosen.any() else params[chosen],
+            sampled_rows=None if sampled is None else sampled[first:last],
             adapters=None if self.adapters is None else self.adapters[held],
         )
 

@@ -21,13 +21,13 @@ from zinc.backends.plans import (
 from zinc.core.errors import UnsupportedError
 from zinc.ops.graph import Graph, Node
 from zinc.ops.registry import OPS
+from zinc.ops.sampling import SAMPLED_COLS
 from zinc.ops.values import Dim, Input, RowFormat, Value, Weight
 from zinc.plan import memory, passes, split, tensor_split
 from zinc.plan.adapters import Adapters, add_adapters, targets
 from zinc.plan.alternatives import add_alternatives, held_inputs
 
 _HOST = -1  # the stop of an exchange with the host
-SAMPLED_COLS = 2  # columns of the output of the op `sample`
 
 
 def make_plan(
@@ -46,7 +46,7 @@ def make_plan(
     max_sequences: most sequences in a step. fuse: whether to fuse nodes. samples: the output of the
     graph are logits, and a backend with a kernel for it samples tokens. adapters: LoRA adapters
     that sequences of a step may use. For a backend of several devices the plan is a SplitPlan, and
-    the host samples.
+    the device that makes the logits samples.
 
     Raises UnsupportedError if the backend lacks a kernel for an op or a block format.
     """
@@ -69,9 +69,10 @@ def make_plan(
         next_id = 1 + max(v.id for node in nodes for v in node.outputs)
         part = _part(nodes, graph.output, backend, rows, fuse, next_id, adapters)
         plan = replace(part.plan, given=_host_rows(part.receives), hidden=_host_rows(part.sends))
-        return (
-            _with_sampling(plan, graph.output) if samples and backend.supports("sample") else plan
-        )
+        if samples and backend.supports("sample"):
+            made = (ref.id for launch in plan.launches for ref in launch.outputs)
+            plan = _with_sampling(plan, graph.output, 1 + max(made))
+        return plan
     lists, final = _divided(graph, backend.split)
     next_id = 1 + max(v.id for nodes in lists for node in nodes for v in node.outputs)
     parts = []
@@ -81,7 +82,31 @@ def make_plan(
         parts.append(_part(nodes, output, device, rows, fuse, next_id, adapters))
         made = (ref.id for launch in parts[-1].plan.launches for ref in launch.outputs)
         next_id = max(next_id, 1 + max(made, default=0))
+    if samples:
+        parts = _with_sampling_devices(parts, backend.split, final, next_id)
     return split.join(parts)
+
+
+def _with_sampling_devices(
+    parts: Sequence[split.Part], devices: SplitDevices, logits: Value, id: int
+) -> list[split.Part]:
+    """Return `parts` with a launch that samples tokens, if the device of the logits can sample.
+
+    The parts that read the ids of tokens have room for sampled tokens `id` too.
+    """
+    found = list(parts)
+    maker = next(i for i, part in enumerate(parts) if part.plan.output.cols)
+    if devices.devices[maker].supports("sample"):
+        for i, part in enumerate(parts):
+            if i == maker:
+                found[i] = replace(part, plan=_with_sampling(part.plan, logits, id))
+            elif any(_reads_ids(launch) for launch in part.plan.launches):
+                found[i] = replace(part, plan=_with_room_for_tokens(part.plan, id))
+    return found
+
+
+def _reads_ids(launch: Launch) -> bool:
+    return launch.kernel == "embed" and not launch.attributes.get("by_position")
 
 
 def _divided(graph: Graph, devices: SplitDevices) -> tuple[list[list[Node]], Value]:
@@ -187,23 +212,26 @@ def _part(
     return split.Part(plan, sends, receives, reduces)
 
 
-def _with_sampling(plan: Plan, logits: Value) -> Plan:
-    """Append a launch that samples tokens.
-
-    Its result lies after everything else in the arena, because the next step reads the tokens when
-    it has begun to overwrite the rest.
-    """
-    id = 1 + max(ref.id for launch in plan.launches for ref in launch.outputs)
+def _with_sampling(plan: Plan, logits: Value, id: int) -> Plan:
+    """Append a launch that samples tokens, which get the id `id`."""
+    plan = _with_room_for_tokens(plan, id)
+    assert plan.sampled is not None
     tokens = Value(id, Dim.OUTPUTS, SAMPLED_COLS)
     node = Node("sample", (logits,), (tokens,), label="sampling")
+    inputs, cost = (plan.output,), OPS["sample"].cost(node)
+    launch = Launch("sample", Dim.OUTPUTS, inputs, (plan.sampled,), (), cost, node.label)
+    return replace(plan, launches=(*plan.launches, launch))
+
+
+def _with_room_for_tokens(plan: Plan, id: int) -> Plan:
+    """Return `plan` with room for sampled tokens.
+
+    They lie after everything else in the arena, because the next step reads them when it has begun
+    to overwrite the rest.
+    """
     offset, stride = -(-plan.arena_bytes // memory.ALIGNMENT) * memory.ALIGNMENT, 4 * SAMPLED_COLS
     sampled = Ref(id, Dim.OUTPUTS, SAMPLED_COLS, RowFormat.F32, offset, stride)
-    launch = Launch(
-        "sample", Dim.OUTPUTS, (plan.output,), (sampled,), (), OPS["sample"].cost(node), node.label
-    )
-    arena_bytes = offset + plan.max_outputs * stride
-    launches = (*plan.launches, launch)
-    return replace(plan, launches=launches, sampled=sampled, arena_bytes=arena_bytes)
+    return replace(plan, sampled=sampled, arena_bytes=offset + plan.max_outputs * stride)
 
 
 def _lower(node: Node, ref: Callable[[Value], Ref], backend: Kernels) -> Launch:

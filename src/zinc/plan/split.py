@@ -203,6 +203,7 @@ def join(parts: Sequence[Part]) -> SplitPlan:
     for device, part in enumerate(parts):
         run(device, len(part.plan.launches))
     plans = tuple(part.plan for part in parts)
+    last = next(plan for plan in plans if plan.output.cols)
     return SplitPlan(
         launches=tuple(
             launch
@@ -210,10 +211,11 @@ def join(parts: Sequence[Part]) -> SplitPlan:
             if isinstance(x, Segment)
             for launch in plans[x.device].launches[x.first : x.last]
         ),
-        output=next(plan.output for plan in plans if plan.output.cols),
+        output=last.output,
         arena_bytes=sum(plan.arena_bytes for plan in plans),
         max_tokens=plans[0].max_tokens,
         max_outputs=plans[0].max_outputs,
+        sampled=last.sampled,
         parts=plans,
         schedule=tuple(schedule),
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.api import Backend, CacheLayout, TensorData, wants_batch_invariance
+from zinc.backends.api import Backend, Cache, CacheLayout, TensorData, wants_batch_invariance
 from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo, DeviceKind, Roofline
 from zinc.backends.cuda import compiler
 from zinc.backends.cuda.driver import candidates, choose
@@ -109,11 +109,9 @@ class CudaBackend(CudaKernels, GpuBackend):
             return False
         return peers.connect([card.host for card in cards])
 
-    def link(
-        self, devices: Sequence[Backend], plan: SplitPlan, caches: Sequence[GpuCache]
-    ) -> PeerProgram:
+    def link(self, devices: Sequence[Backend], plan: SplitPlan, cache: Cache) -> PeerProgram:
         """Return a program whose cards exchange rows by themselves."""
-        return peer_program(_cards(devices), plan, caches)
+        return peer_program(_cards(devices), plan, cache)
 
     def measure(self) -> Roofline:
         from zinc.backends.cuda import limits

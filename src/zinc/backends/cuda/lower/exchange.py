@@ -17,6 +17,8 @@ EACH = 2  # items of a thread, as long as there are not too many blocks
 @lowers(EXCHANGE)
 def exchange(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     attrs = {name: int(value) for name, value in launch.attrs}
+    if attrs["sampling"] and not bucket.samples:
+        return []
     cols, width = attrs["cols"], 4 if attrs["vectors"] else 1
     items = bucket.rows(launch.dim) * cols // width
     defines = (
