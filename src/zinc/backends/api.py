@@ -177,10 +177,11 @@ class StepResult(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """A `StepResult` whose step has run."""
+    """A `StepResult` whose step has run. hidden_rows: its rows of `Plan.hidden`, if kept."""
 
     sampled: FloatArray
     output: FloatArray
+    hidden_rows: FloatArray | None = None
 
     def tokens(self) -> FloatArray:
         return self.sampled
@@ -189,7 +190,7 @@ class FinishedStep:
         return self.output
 
     def hidden(self, rows: int) -> FloatArray | None:
-        return None
+        return None if self.hidden_rows is None else self.hidden_rows[:rows].copy()
 
 
 class Cache(Protocol):

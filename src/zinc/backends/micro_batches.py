@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from queue import SimpleQueue
 
@@ -37,13 +38,18 @@ NO_TOKENS = np.empty((0, 2), np.float32)
 def can_overlap(plan: SplitPlan) -> bool:
     """Return whether the devices of `plan` can work on different micro-batches at the same time.
 
-    Each must have one turn, and no token may see the ones after it.
+    Each must have one turn, and no token may see the ones after it. The host may not write rows
+    before a step, and reads hidden rows from the device that makes the output, if it reads any.
     """
     turns = [entry.device for entry in plan.schedule if isinstance(entry, Segment)]
     if len(turns) < 2 or len(turns) > len(set(turns)):
         return False
     if any(isinstance(entry, AllReduce) for entry in plan.schedule):
         return False  # all devices have work at the same time anyway
+    if plan.given is not None:
+        return False
+    if any(part.hidden is not None and not part.output.cols for part in plan.parts):
+        return False
     return all(launch.attributes.get("causal", 1) for launch in plan.launches)
 
 
@@ -86,7 +92,7 @@ def _cut(step: Step, wanted: int) -> int:
 def result_of(program: Program, plan: Plan, step: Step, logits: bool) -> FinishedStep:
     """Return the tokens and, if wanted, the logits of a step that `program` has run."""
     n, sampled = len(step.output_rows), NO_TOKENS
-    if step.sample_params is not None and plan.sampled is not None:
+    if n and step.sample_params is not None and plan.sampled is not None:
         sampled = program.read(plan.sampled, n)
     no_rows = np.empty((0, plan.output.cols), np.float32)
     return FinishedStep(sampled, program.read(plan.output, n) if logits and n else no_rows)
@@ -95,9 +101,11 @@ def result_of(program: Program, plan: Plan, step: Step, logits: bool) -> Finishe
 def joined(results: Sequence[FinishedStep], cols: int) -> FinishedStep:
     """Return the rows of all results, with logits of `cols` columns."""
     no_rows = np.empty((0, cols), np.float32)
+    hidden = [x.hidden_rows for x in results if x.hidden_rows is not None]
     return FinishedStep(
         np.concatenate([NO_TOKENS, *(x.tokens() for x in results if len(x.tokens()))]),
         np.concatenate([no_rows, *(x.logits() for x in results)]),
+        np.concatenate(hidden) if hidden else None,
     )
 
 
@@ -113,7 +121,7 @@ class Pipeline:
         self._threads: ThreadPoolExecutor | None = None
 
     def run(self, steps: Sequence[Step], logits: bool) -> list[FinishedStep]:
-        """Run `steps` in order and return the results of each that has output rows.
+        """Run `steps` in order and return the result of each.
 
         logits: whether to read the logits. Raises as programs do.
         """
@@ -156,8 +164,12 @@ class Pipeline:
                         device, step, entry, rows_sent
                     ):
                         return outputs
-                if device == self._last and len(step.output_rows):
-                    outputs.append(result_of(program, self._plan, step, logits))
+                if device == self._last:
+                    result = result_of(program, self._plan, step, logits)
+                    if self._plan.hidden is not None:
+                        rows = step.rows(self._plan.hidden.dim)
+                        result = replace(result, hidden_rows=program.read(self._plan.hidden, rows))
+                    outputs.append(result)
         except BaseException:
             for rows_sent in sent:
                 rows_sent.put(None)

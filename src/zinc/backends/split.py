@@ -47,6 +47,8 @@ from zinc.backends.plans import (
     Segment,
     SplitPlan,
     Transfer,
+    states_of,
+    weights_of,
 )
 from zinc.backends.step_queue import StepQueue
 from zinc.ops.graph import Node
@@ -55,6 +57,9 @@ from zinc.ops.values import FloatArray, RowFormat, State, Weight
 from zinc.quant.blocks import GGMLType
 
 Views = list[npt.NDArray[np.uint8]]
+
+# Hidden rows that are copied with each step that samples, as the next step may be queued behind it.
+MOST_COPIED_ROWS = 64
 
 
 class SplitCache:
@@ -148,7 +153,12 @@ class SplitProgram:
         for entry in plan.schedule:
             if isinstance(entry, AllReduce):
                 self._makers |= {term.total.id: term.device for term in entry.terms}
+        self._makers |= {
+            part.given.id: i for i, part in enumerate(plan.parts) if part.given is not None
+        }
         self._last = self._makers[plan.output.id]
+        # Hidden rows of the last step, if it ran in several parts.
+        self._hidden: FloatArray | None = None
         self._micro_batch_tokens = micro_batch_tokens
         self._pipeline = None
         if can_overlap(plan):
@@ -166,6 +176,10 @@ class SplitProgram:
     def _sample(self, step: Step, logits: bool) -> FinishedStep:
         """Run a step that samples, and keep its tokens for the next one."""
         result = self._run_step(step.with_ids(self._sampled), logits)
+        hidden = self.plan.hidden
+        if hidden is not None and result.hidden_rows is None and step.n_tokens <= MOST_COPIED_ROWS:
+            rows = self._programs[self._makers[hidden.id]].read(hidden, step.rows(hidden.dim))
+            result = replace(result, hidden_rows=rows)
         self._sampled = result.tokens()[:, 0].astype(np.int32)
         return result
 
@@ -190,7 +204,9 @@ class SplitProgram:
         found = self._pipeline.run(parts, logits)
         self.work.waited_s += perf_counter() - started
         self.work.submissions += len(parts) * len(self._programs)
-        return joined(found, self.plan.output.cols)
+        result = joined(found, self.plan.output.cols)
+        self._hidden = result.hidden_rows
+        return result
 
     def run(self, step: Step, first: int, last: int) -> None:
         self._steps.settle()
@@ -198,6 +214,7 @@ class SplitProgram:
 
     def _run(self, step: Step, first: int, last: int) -> None:
         """Run launches. A value is exchanged after the last launch that comes before it."""
+        self._hidden = None
         for is_turn, group in groupby(self._schedule, lambda x: isinstance(x[1], Segment)):
             turns = []
             for at, entry in group:
@@ -253,6 +270,8 @@ class SplitProgram:
 
     def read(self, ref: Ref, rows: int) -> FloatArray:
         self._steps.settle()
+        if self._hidden is not None and ref == self.plan.hidden:
+            return self._hidden[:rows].copy()
         return self._programs[self._makers[ref.id]].read(ref, rows)
 
     def write(self, ref: Ref, rows: FloatArray) -> None:
@@ -341,17 +360,19 @@ class SplitBackend:
             kv_dtype=kv_dtypes.pop() if len(kv_dtypes) == 1 else "f16",
             batch_invariant=all(c.batch_invariant for c in each),
             rollback=all(c.rollback for c in each),
+            host_rows=callable(division) and all(c.host_rows for c in each),
             level="+".join(c.level for c in each),
         )
 
-    def keep(self, plan: SplitPlan) -> None:
-        """Remember which device reads each weight and state of `plan`.
+    def keep(self, *plans: SplitPlan) -> None:
+        """Remember which device reads each weight and state of `plans`.
 
         Later uploads and allocations go to these devices. Plans that are prepared must use no
         others.
         """
-        self._weights = [{w.name for w in part.weights} for part in plan.parts]
-        self._states = [{s.name for s in part.states} for part in plan.parts]
+        parts = [[plan.parts[i] for plan in plans] for i in range(len(self.devices))]
+        self._weights = [{w.name for w in weights_of(each)} for each in parts]
+        self._states = [{s.name for s in states_of(each)} for each in parts]
 
     def on(self, devices: Sequence[Backend]) -> SplitBackend:
         """Return a backend that runs the same plans on other devices."""

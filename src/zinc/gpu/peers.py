@@ -254,7 +254,8 @@ class PeerProgram(SplitProgram):
 
     def _queue(self, step: Step, logits: bool) -> StepResult:
         """Queue a step. Waits for it if several of its micro-batches have output rows."""
-        parts = self._parts(step)
+        # The host reads the hidden rows of a whole step.
+        parts = self._parts(step) if self.plan.hidden is None else [step]
         n_outputs = [len(part.output_rows) for part in parts]
         samples = step.sample_params is not None
         if sum(n > 0 for n in n_outputs) == 1:

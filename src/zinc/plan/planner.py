@@ -27,8 +27,6 @@ from zinc.plan import memory, passes, split, tensor_split
 from zinc.plan.adapters import Adapters, add_adapters, targets
 from zinc.plan.alternatives import add_alternatives, held_inputs
 
-_HOST = -1  # the stop of an exchange with the host
-
 
 def make_plan(
     graph: Graph,
@@ -53,10 +51,12 @@ def make_plan(
     assert graph.output is not None
     exchanges = graph.given is not None or graph.hidden is not None
     if exchanges and not backend.capabilities.host_rows:
+        by_tensor = backend.split is not None and backend.split.is_by_tensor
+        other = "{split=layer}" if by_tensor else "another backend with {backend}"
         raise UnsupportedError(
             f"the backend {backend.name} cannot draft tokens with the model's own NextN block",
             "its programs do not exchange hidden rows with the host",
-            "choose another way to draft, or another backend with {backend}",
+            f"choose another way to draft, or {other}",
         )
     rows = {
         Dim.TOKENS: max_tokens,
@@ -68,7 +68,7 @@ def make_plan(
         nodes = _with_host_rows(graph)
         next_id = 1 + max(v.id for node in nodes for v in node.outputs)
         part = _part(nodes, graph.output, backend, rows, fuse, next_id, adapters)
-        plan = replace(part.plan, given=_host_rows(part.receives), hidden=_host_rows(part.sends))
+        plan = part.plan
         if samples and backend.supports("sample"):
             made = (ref.id for launch in plan.launches for ref in launch.outputs)
             plan = _with_sampling(plan, graph.output, 1 + max(made))
@@ -114,11 +114,28 @@ def _divided(graph: Graph, devices: SplitDevices) -> tuple[list[list[Node]], Val
     assert graph.output is not None
     n_devices, division = len(devices.devices), devices.division
     if callable(division):
-        return split.split(graph.nodes, division, n_devices), graph.output
+        every = _with_host_rows(graph)
+        return split.split(every, _with_host(division, every), n_devices), graph.output
     found = tensor_split.divide(graph, division, devices.are_alike)
     device_of = {id(node): at for node, at in zip(found.nodes, found.devices, strict=True)}
     nodes = split.split(found.nodes, lambda node: device_of[id(node)], n_devices, False)
     return nodes, found.output
+
+
+def _with_host(division: Callable[[Node], int], nodes: Sequence[Node]) -> Callable[[Node], int]:
+    """Return `division` for nodes of which some exchange rows with the host.
+
+    These are on the device that makes the rows, or on the first one that reads them.
+    """
+
+    def device_of(node: Node) -> int:
+        if node.op == split.SEND:
+            return division(next(x for x in nodes if node.inputs[0] in x.outputs))
+        if node.op == split.RECEIVE:
+            return division(next(x for x in nodes if node.outputs[0] in x.inputs))
+        return division(node)
+
+    return device_of
 
 
 def _with_host_rows(graph: Graph) -> list[Node]:
@@ -126,7 +143,7 @@ def _with_host_rows(graph: Graph) -> list[Node]:
 
     They keep the rows in the arena from the start of a step, and to its end.
     """
-    attrs = MappingProxyType({"stop": _HOST})
+    attrs = MappingProxyType({"stop": split.HOST})
     nodes = list(graph.nodes)
     if graph.given is not None:
         nodes.insert(0, Node(split.RECEIVE, (), (graph.given,), attrs))
@@ -137,7 +154,7 @@ def _with_host_rows(graph: Graph) -> list[Node]:
 
 def _host_rows(exchanges: Mapping[int, split.Exchange]) -> Ref | None:
     """Return the rows that are exchanged with the host, if there are any."""
-    return exchanges[_HOST].refs[0] if _HOST in exchanges else None
+    return exchanges[split.HOST].refs[0] if split.HOST in exchanges else None
 
 
 def _part(
@@ -208,6 +225,8 @@ def _part(
         arena.n_bytes,
         rows[Dim.TOKENS],
         rows[Dim.OUTPUTS],
+        given=_host_rows(receives),
+        hidden=_host_rows(sends),
     )
     return split.Part(plan, sends, receives, reduces)
 

@@ -28,6 +28,7 @@ from zinc.ops.registry import OPS
 from zinc.ops.values import Constant, KVState, RecurrentState, Value
 
 SEND, RECEIVE, ALL_REDUCE = "send", "receive", "all_reduce"
+HOST = -1  # the stop of a send to the host or a receive from it
 TRANSFERS = {SEND, RECEIVE, ALL_REDUCE}  # nodes without an entry in zinc.ops
 
 
@@ -178,7 +179,8 @@ def join(parts: Sequence[Part]) -> SplitPlan:
             schedule.append(Segment(device, done[device], until))
             done[device] = until
 
-    receivers = {stop: i for i, part in enumerate(parts) for stop in part.receives}
+    stops = ((i, stop) for i, part in enumerate(parts) for stop in part.receives)
+    receivers = {stop: i for i, stop in stops if stop != HOST}
     for stop in sorted({*receivers, *(stop for part in parts for stop in part.reduces)}):
         if stop not in receivers:
             terms = []
@@ -216,6 +218,8 @@ def join(parts: Sequence[Part]) -> SplitPlan:
         max_tokens=plans[0].max_tokens,
         max_outputs=plans[0].max_outputs,
         sampled=last.sampled,
+        given=next((plan.given for plan in plans if plan.given is not None), None),
+        hidden=next((plan.hidden for plan in plans if plan.hidden is not None), None),
         parts=plans,
         schedule=tuple(schedule),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from engine.speculative.verified import (
     accepted,
     check_same,
     finish,
+    guess_mostly_right,
     plain,
     requests,
     verifying,
@@ -20,14 +22,17 @@ from engine.speculative.verified import (
 from models.nextn_files import CONVERTED_NAMES, model_with_blocks, with_nextn
 from present import computing
 
+from zinc.backends import micro_batches
+from zinc.backends.api import FinishedStep
+from zinc.backends.capabilities import BackendKind
+from zinc.backends.micro_batches import Pipeline
+from zinc.backends.plans import SplitPlan
 from zinc.engine.load.model import LoadedModel
 from zinc.engine.load.options import LoadOptions
-from zinc.engine.sequence import Sequence
-from zinc.engine.speculative import chains
 from zinc.engine.speculative.draft import NO_DRAFT
 from zinc.engine.speculative.tracker import Source
 from zinc.gpu import program as gpu_program
-from zinc.ops.values import FloatArray
+from zinc.ops.step import Step
 
 DEVICES = [name for name in computing() if name != "cpu"]
 NAMES = ["qwen35", "glm4moe", *["qwen3next", "deepseek2v3"] * EVERY]
@@ -57,15 +62,7 @@ def test_the_block_changes_no_token(
     with LoadedModel.open(replace(options, speculate="off")) as model:
         asked = requests(model, 3, longer=9, max_tokens=30)
         want = finish(model, plain(asked))
-    texts = {tuple(s.request.ids): s.ids for s in want}
-    guess = chains.guess
-
-    def choose(s: Sequence, depth: int, logits: FloatArray) -> tuple[int, float]:
-        token, _ = guess(s, depth, logits)
-        at, text = len(s.ids) + depth, texts[tuple(s.request.ids)]
-        return (text[at] if at % 3 and at < len(text) else token), 0.9
-
-    monkeypatch.setattr(chains, "guess", choose)
+    guess_mostly_right(want, monkeypatch)
     with LoadedModel.open(options) as model, verifying(model, Source.NEXTN, 3):
         found = finish(model, asked)
         check_same(want, found)
@@ -147,3 +144,48 @@ def test_a_device_that_runs_ahead_measures_drafts_now_and_then(
             n_ahead += engine._flight is not None
         assert 70 < n_ahead < 89
         assert policy._n_measured + 1 == 2  # steps of the block, after 32 and after 64 tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        ("qwen35", "cpu,cpu,cpu"),
+        *(("glm4moe", ",".join(["vulkan:0"] * 2)) for x in computing() if x == "vulkan"),
+    ],
+)
+def test_the_block_of_a_divided_model_changes_no_token(
+    name: str, devices: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last device has the block. Prompts run in micro-batches, whose hidden rows it reads."""
+    monkeypatch.setattr(micro_batches, "MICRO_BATCH_TOKENS", dict.fromkeys(BackendKind, 8))
+    monkeypatch.setattr(micro_batches, "LEAST_TOKENS", 3)
+    path, backend = with_nextn(name, tmp_path / "m.gguf"), devices.partition(":")[0].split(",")[0]
+    invariant = {} if backend == "cpu" else {"batch_invariant": "true"}
+    one = LoadOptions(path, backend=backend, context=256, backend_options=invariant)
+    with LoadedModel.open(replace(one, speculate="off")) as model:
+        asked = requests(model, 3, longer=40, max_tokens=30)
+        want = finish(model, plain(asked))
+    drafts, n_parts, run = [], [], Pipeline.run
+
+    def counted(self: Pipeline, steps: Sequence[Step], logits: bool) -> list[FinishedStep]:
+        n_parts.append(len(steps))
+        return run(self, steps, logits)
+
+    monkeypatch.setattr(Pipeline, "run", counted)
+    predicted = guess_mostly_right(want, monkeypatch)
+    divided = replace(
+        one, backend="auto", backend_options={**invariant, "device": devices}, speculate="mtp"
+    )
+    for options in (replace(one, speculate="mtp"), divided):
+        with LoadedModel.open(options) as model, verifying(model, Source.NEXTN, 3):
+            found = finish(model, asked)
+            check_same(want, found)
+            model.engine.pool.check()
+            drafts.append(predicted.copy())
+            predicted.clear()
+            plan = model.plan
+    assert isinstance(plan, SplitPlan)
+    assert plan.hidden == plan.parts[-1].hidden
+    assert n_parts
+    assert len(drafts[0]) > 50
+    assert drafts[0] == drafts[1]

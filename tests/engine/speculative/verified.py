@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,9 +14,11 @@ from zinc.engine.load.model import LoadedModel
 from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams
 from zinc.engine.sequence import Sequence
+from zinc.engine.speculative import chains
 from zinc.engine.speculative.draft import NO_DRAFT
 from zinc.engine.speculative.policy import Record
 from zinc.engine.speculative.tracker import Source
+from zinc.ops.values import FloatArray
 
 
 class Eager:
@@ -45,6 +47,27 @@ class Eager:
     def record(self, *_: Any) -> None: ...
 
     took = has_read = skipped = record
+
+
+def guess_mostly_right(
+    want: Iterable[Sequence], monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[int, int]]:
+    """Make chains guess the tokens of `want`, but for every third one, which they predict.
+
+    Return the list of all predictions, with their positions, which grows when they are made.
+    """
+    predicted: list[tuple[int, int]] = []
+    texts = {tuple(s.request.ids): s.ids for s in want}
+    guess = chains.guess
+
+    def choose(s: Sequence, depth: int, logits: FloatArray) -> tuple[int, float]:
+        token, _ = guess(s, depth, logits)
+        at, text = len(s.ids) + depth, texts[tuple(s.request.ids)]
+        predicted.append((at, token))
+        return (text[at] if at % 3 and at < len(text) else token), 0.9
+
+    monkeypatch.setattr(chains, "guess", choose)
+    return predicted
 
 
 @contextmanager

@@ -124,11 +124,20 @@ def split_backend(
 ) -> SplitBackend:
     """Return `device` and `host` as one backend that divides `model` by `device_map`."""
     backend = SplitBackend([device, host], device_map.assign(model.spec.n_layers))
-    factors = model.adapters.factors
-    plan = make_plan(model.graphs[0], backend, max_tokens=1, max_outputs=1, adapters=factors)
-    assert isinstance(plan, SplitPlan)
-    backend.keep(plan)
+    keep_parts(backend, model)
     return backend
+
+
+def keep_parts(backend: SplitBackend, model: OpenModel) -> None:
+    """Tell `backend` which weights and states of `model` each device has."""
+    graphs = [(model.graphs[0], model.adapters.factors)]
+    if backend.capabilities.host_rows:
+        graphs += [(graph, ()) for graph in itertools.chain(*model.draft_graphs)]
+    plans = [
+        make_plan(graph, backend, max_tokens=1, max_outputs=1, adapters=adapters)
+        for graph, adapters in graphs
+    ]
+    backend.keep(*(plan for plan in plans if isinstance(plan, SplitPlan)))
 
 
 def fits_on(

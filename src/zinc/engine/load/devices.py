@@ -7,6 +7,7 @@ layer (`zinc.plan.tensor_split`), in the same proportion.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from zinc.engine.load.device_map import (
     BackendChoice,
     DraftBytes,
     OpenModel,
+    keep_parts,
     no_draft,
 )
 from zinc.engine.load.files import weights_bytes
@@ -133,7 +135,7 @@ def _by_layer(
     backend = on(even_split(model.spec.n_layers, len(devices)))
     plans = _plans(model, backend, options)
     kv_dtype = _kv_dtype(backend, plans, options)
-    loads, joined = _loads(model, plans[0], options, kv_dtype)
+    loads, joined = _loads(model, plans, options, kv_dtype)
     rooms = _rooms(model, plans, backend, options, speeds, draft_bytes)
     # Queries of layers that share a cache would cross to the device that has it.
     split = divide_layers(loads, rooms, joined) or divide_layers(loads, rooms)
@@ -333,16 +335,16 @@ def _is_emulated(backend: str, selector: str) -> bool:
 
 def _backend(backend: SplitBackend, model: OpenModel) -> SplitBackend:
     """Return `backend`, which then knows the weights and states of each device."""
-    factors = model.adapters.factors
-    plan = make_plan(model.graphs[0], backend, max_tokens=1, max_outputs=1, adapters=factors)
-    assert isinstance(plan, SplitPlan)
-    backend.keep(plan)
+    keep_parts(backend, model)
     return backend
 
 
 def _plans(model: OpenModel, backend: SplitBackend, options: LoadOptions) -> list[SplitPlan]:
+    """Return the plans of a model, and behind them those of its NextN blocks, if they can draft."""
     tokens, outputs = options.step_tokens, options.output_rows
-    plans = [make_plan(g, backend, max_tokens=tokens, max_outputs=outputs) for g in model.graphs]
+    drafts = itertools.chain(*model.draft_graphs) if backend.capabilities.host_rows else ()
+    graphs = (*model.graphs, *drafts)
+    plans = [make_plan(g, backend, max_tokens=tokens, max_outputs=outputs) for g in graphs]
     return [plan for plan in plans if isinstance(plan, SplitPlan)]
 
 
@@ -352,11 +354,12 @@ def _context(model: OpenModel, options: LoadOptions) -> int:
 
 
 def _loads(
-    model: OpenModel, plan: Plan, options: LoadOptions, kv_dtype: str
+    model: OpenModel, plans: Sequence[Plan], options: LoadOptions, kv_dtype: str
 ) -> tuple[list[LayerLoad], set[int]]:
     """Return the load of each layer, and the layers between users of one cache but for the first.
 
-    The embedding counts with the first layer, the output with the last.
+    The embedding counts with the first layer, the output and NextN blocks with the last. Only the
+    first of `plans` counts for the time of a token.
     """
     n_layers, n_tokens = model.spec.n_layers, (options.sequences or 1) * _context(model, options)
     weights: list[set[Weight]] = [set() for _ in range(n_layers)]
@@ -366,9 +369,9 @@ def _loads(
     joined: set[int] = set()
     shape = StepShape(tokens=1, outputs=1, depth=0, kv_dtype=kv_dtype)
     layer_of = LayerSplit((1,) * n_layers).device_of
-    for launch in plan.launches:
+    for at, launch in ((i, launch) for i, plan in enumerate(plans) for launch in plan.launches):
         layer = layer_of(launch.label)
-        moved[layer] += shape.bytes(launch)
+        moved[layer] += shape.bytes(launch) if at == 0 else 0
         for x in launch.inputs:
             if isinstance(x, Weight):
                 weights[layer].add(x)

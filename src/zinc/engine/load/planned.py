@@ -16,6 +16,7 @@ from zinc.backends import api
 from zinc.backends.api import Backend, Kernels
 from zinc.backends.capabilities import BackendKind
 from zinc.backends.plans import Plan, states_of
+from zinc.backends.split import SplitBackend
 from zinc.core.errors import MemoryLimitError, RequestError, UnsupportedError
 from zinc.engine.cache_layout import BLOCK_TOKENS, resolve_kv_dtype, state_bytes_per_sequence
 from zinc.engine.load import auto
@@ -26,6 +27,7 @@ from zinc.engine.load.device_map import (
     OpenModel,
     divide,
     fits_on,
+    keep_parts,
     no_draft,
 )
 from zinc.engine.load.devices import divide_over, named_devices, with_larger_steps
@@ -306,7 +308,7 @@ def _with_drafts(model: OpenModel, options: LoadOptions) -> OpenModel:
     """
     if not demands_drafts(options):
         return model
-    if options.speculate == "mtp" and options.device_map is None:
+    if options.speculate == "mtp":
         model = _reopen(model, replace(options, nextn=True))
     graphs = tuple(rollback_graph(graph, MOST_RECURRENT_ROWS) for graph in model.graphs)
     return replace(model, graphs=graphs)
@@ -425,6 +427,8 @@ def _on_choice(model: OpenModel, options: LoadOptions, choice: BackendChoice) ->
     if needs_nextn(options.speculate, model, choice.backend):
         options = replace(options, nextn=True)
         model = _reopen(model, options)
+        if isinstance(choice.backend, SplitBackend):
+            keep_parts(choice.backend, model)
     if needs_rollback(options, model.graphs[0], choice.backend):
         options = replace(options, rollback=MOST_RECURRENT_ROWS)
     return _planned(model, options, choice)
