@@ -168,6 +168,10 @@ class Peers:
             packed = np.frombuffer(table.pack(), np.uint8)
             tables.append(host.buffer(aligned(len(packed))))
             host.write(tables[-1], 0, packed)
+        for host, buffer in zip(hosts, rounds, strict=True):
+            # A card may still run steps of another program. If it cleared its flags after them, it
+            # could miss those that other cards have set by then.
+            host.read(buffer, 0, 4)
         self._tables = tables
         self._buffers = (*mailboxes, *flags, *rounds)
 
