@@ -21,9 +21,13 @@ NEAR = 2e-3  # difference of two logits that rounding may swap
 
 
 @pytest.fixture(params=N_BLOCKS)
-def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runs]:
-    path = model_with_blocks(request.param, tmp_path)
-    with Runs(path, "ref", tokens=32, speculate="mtp") as found:
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return model_with_blocks(request.param, tmp_path)
+
+
+@pytest.fixture
+def runs(path: Path) -> Iterator[Runs]:
+    with Runs(path, "cpu", tokens=32, speculate="mtp") as found:
         yield found
 
 
@@ -41,8 +45,16 @@ def assert_is_the_draft(runs: Runs, s: Sequence, drafted: list[int]) -> None:
             rows = own
 
 
-def test_each_block_drafts_one_token(runs: Runs) -> None:
-    """Two sequences of random steps, whose drafts are of random lengths and accepted in part."""
+def test_each_block_drafts_one_token(path: Path) -> None:
+    with Runs(path, "ref", tokens=32, speculate="mtp") as runs:
+        draft_at_random(runs)
+
+
+def draft_at_random(runs: Runs) -> None:
+    """Run two sequences in random steps, with drafts of random lengths that are accepted in part.
+
+    Each drafted token must be that of the definition.
+    """
     rng, most = np.random.default_rng(2), len(runs.drafter.programs[0])
     texts = [runs.begin(rng.integers(96, size=n).tolist()) for n in (41, 7)]
     for s in texts:
