@@ -331,10 +331,13 @@ class Graph:
         """Return the token sampled for each output row, and the largest logit of the row."""
         return self._make("sample", [logits], 2, Dim.OUTPUTS)
 
-    def gate(self, x: Value, g: Value) -> Value:
-        """Return x * sigmoid(g), where each column of g scales a run of as many columns of x."""
+    def gate(self, x: Value, g: Value, *, softplus: bool = False) -> Value:
+        """Return x * sigmoid(g), where each column of g scales a run of as many columns of x.
+
+        With `softplus`, that function takes the place of sigmoid.
+        """
         assert x.cols % g.cols == 0
-        return self._make("gate", [x, g], x.cols, x.dim)
+        return self._make("gate", [x, g], x.cols, x.dim, **({"softplus": 1} if softplus else {}))
 
     def gated_norm(
         self,

@@ -106,6 +106,10 @@ def _gate_cases() -> Iterator[Case]:
         yield case.returns(case.graph.gate(case.rows(64), case.rows(cols, scale=3.0)))
     case = Case("3of66")
     yield case.returns(case.graph.gate(case.rows(66), case.rows(3, scale=3.0)))
+    for cols in (1, 4, 64):
+        case = Case(f"{cols}-softplus")
+        x, g = case.rows(64), case.rows(cols, scale=5.0)
+        yield case.returns(case.graph.gate(x, g, softplus=True))
 
 
 def _gate_division(node: Node) -> Division:
@@ -126,7 +130,10 @@ def _gate_division(node: Node) -> Division:
 def gate(step: Step, attrs: Attrs, x: FloatArray, g: FloatArray) -> Sequence[FloatArray]:
     """Return x * sigmoid(g), where each column of g scales a run of as many columns of x.
 
-    A gate for each head has a column for each, that of a whole row has one.
+    A gate for each head has a column for each, that of a whole row has one. With the attribute
+    `softplus`, that function takes the place of sigmoid.
     """
-    factor = np.repeat(sigmoid(g.astype(np.float64)), x.shape[1] // g.shape[1], axis=1)
+    wide = g.astype(np.float64)
+    gates = np.logaddexp(0.0, wide) if attrs.get("softplus") else sigmoid(wide)
+    factor = np.repeat(gates, x.shape[1] // g.shape[1], axis=1)
     return [(x * factor).astype(np.float32)]

@@ -137,8 +137,8 @@ def route_experts(
 
 
 def _gated(product: Node, gate: Node) -> Node | None:
-    """Return the fused node of a linear_glu and a gate of one column, None for wider gates."""
-    if gate.rows("g").cols != 1:
+    """Return the fused node of a linear_glu and a sigmoid gate of one column, None for others."""
+    if gate.rows("g").cols != 1 or "softplus" in gate.attrs:
         return None
     inputs = (gate.input("g"), *product.inputs)
     return Node("linear_glu_gate", inputs, gate.outputs, product.attrs, product.label)

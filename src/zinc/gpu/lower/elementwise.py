@@ -39,11 +39,13 @@ def elementwise(
     first: float = 0.0,
     second: float = 0.0,
     run: int = 0,
+    softplus: bool = False,
 ) -> list[Dispatch]:
     """Return one dispatch, in which each thread handles four columns.
 
     first, second: parameters of the op (`ElementwiseArguments`). a_at: address of `a`, by default
-    its place in the arena. run: columns of a that each column of b scales, for GATE_RUNS.
+    its place in the arena. run: columns of a that each column of b scales, for GATE_RUNS. softplus:
+    the function of a gate, in place of sigmoid.
     """
     rows_of_b = None if op in (ElementwiseOp.GATE_ROW, ElementwiseOp.GATE_RUNS) else b
     kernel = KernelVariant(
@@ -52,6 +54,7 @@ def elementwise(
             ("OP", op.value),
             ("Q8", is_q8(y)),
             *((("RUN", run),) if run else ()),
+            *((("SOFTPLUS", 1),) if softplus else ()),
             ("THREADS", THREADS),
             ("VECTORS", in_vectors(at, a, rows_of_b, y)),
         ),
@@ -111,11 +114,12 @@ def glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 @lowers("gate")
 def gate(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     x, g = rows(launch, "x"), rows(launch, "g")
-    run = x.cols // g.cols
+    run, (y,) = x.cols // g.cols, launch.outputs
+    softplus = "softplus" in launch.attributes
     if g.cols in (1, x.cols):
         op = ElementwiseOp.GATE if run == 1 else ElementwiseOp.GATE_ROW
-        return elementwise(op, x, g, launch.outputs[0], at, bucket)
-    return elementwise(ElementwiseOp.GATE_RUNS, x, g, launch.outputs[0], at, bucket, run=run)
+        return elementwise(op, x, g, y, at, bucket, softplus=softplus)
+    return elementwise(ElementwiseOp.GATE_RUNS, x, g, y, at, bucket, run=run, softplus=softplus)
 
 
 @lowers("select_rows")

@@ -1,7 +1,8 @@
 // Elementwise ops, four columns a thread.
-//   OP   the op, an ElementwiseOp
-//   RUN  columns that a gate scales, in GATE_RUNS
-//   Q8   rows of y are 8-bit blocks (q8)
+//   OP        the op, an ElementwiseOp
+//   RUN       columns that a gate scales, in GATE_RUNS
+//   SOFTPLUS  gates are softplus of b, not sigmoid
+//   Q8        rows of y are 8-bit blocks (q8)
 
 #include "arguments.h"
 
@@ -11,7 +12,17 @@ using Arguments = ElementwiseArguments;
 #include "step.cuh"
 #include "floats.cuh"
 #include "activation.cuh"
+#include "decay.cuh"
 #include "q8.cuh"
+
+DEVICE float gateOf(float g)
+{
+#if SOFTPLUS
+    return softplus(g);
+#else
+    return sigmoid(g);
+#endif
+}
 
 KERNEL(elementwise, Arguments)
 {
@@ -42,14 +53,16 @@ KERNEL(elementwise, Arguments)
 #elif OP == ACTIVATE
     UNROLL for (uint i = 0; i < 4; i++)
         v[i] = activate(args.activation, v[i], 1.0f, args.first, args.second);
+#elif OP == GATE && SOFTPLUS
+    UNROLL for (uint i = 0; i < 4; i++) v[i] *= softplus(w[i]);
 #elif OP == GATE
     v /= 1.0f + exp(-w);
 #elif OP == GATE_ROW
-    v *= sigmoid(*(float*)rowAt(args.b, row, args.b_stride));
+    v *= gateOf(*(float*)rowAt(args.b, row, args.b_stride));
 #elif OP == GATE_RUNS
     const float* gates = (float*)rowAt(args.b, row, args.b_stride);
     UNROLL for (uint i = 0; i < 4; i++)
-        v[i] *= sigmoid(gates[min(col + i, args.cols - 1) / RUN]);
+        v[i] *= gateOf(gates[min(col + i, args.cols - 1) / RUN]);
 #endif
 
     uint8_t* y = rowAt(args.y, row, args.y_stride);

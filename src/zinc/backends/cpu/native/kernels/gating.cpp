@@ -1,4 +1,5 @@
 // gate and gated_norm: rows scaled by a function of other rows, stored as f32 or quantised.
+#include "delta_math.h"
 #include "math.h"
 #include "rows.h"
 
@@ -16,17 +17,24 @@ Grid grid(const Launch& l, const Batch& batch) {
 
 int gate_chunks(const Launch& l, const Batch& batch, int) { return grid(l, batch).chunks(); }
 
-// y = x * sigmoid(g), where each column of g scales a run of as many columns of x. y may alias x.
-void prepare_gate(Launch& l, const Attrs&) {
+// y = x * f(g), where each column of g scales a run of as many columns of x. f is sigmoid, or with the
+// attribute `softplus` that function. y may alias x.
+struct GateParams {
+    bool softplus;
+};
+
+void prepare_gate(Launch& l, const Attrs& attrs) {
     require_operands(l, gate_in::n_inputs, 1);
     const int cols = l.in[gate_in::x].cols;
     require_rows(l, l.in[gate_in::x], "x", RowFormat::f32, cols);
     require_rows(l, l.in[gate_in::g], "g", RowFormat::f32);
     require(l, cols % l.in[gate_in::g].cols == 0, "the columns of g must divide those of x");
     require_output(l, l.out[0], "y", cols);
+    l.as<GateParams>().softplus = attrs.get("softplus", 0) != 0;
 }
 
-void run_gate(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
+template <class Function>
+void run_gates(const Launch& l, const Batch& batch, int chunk, Scratch& scratch, Function&& function) {
     const Operand& out = l.out[0];
     const int run = l.in[gate_in::x].cols / l.in[gate_in::g].cols;
     grid(l, batch).each(chunk, [&](int r, int first, int last) {
@@ -34,17 +42,24 @@ void run_gate(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) 
         float* y = out.format == RowFormat::f32 ? out.row(r) : scratch.get(static_cast<size_t>(last));
         if (run == 1) {
             for_lanes(first, last,
-                      [&](int i, auto n) { store(load(x + i, n) * sigmoid(load(g + i, n)), y + i, n); });
+                      [&](int i, auto n) { store(load(x + i, n) * function(load(g + i, n)), y + i, n); });
         } else {
             for (int at = first; at < last;) {
                 const int end = std::min(last, (at / run + 1) * run);
-                const F32x16 factor = sigmoid(F32x16::set1(g[at / run]));
+                const F32x16 factor = function(F32x16::set1(g[at / run]));
                 for_lanes(at, end, [&](int i, auto n) { store(load(x + i, n) * factor, y + i, n); });
                 at = end;
             }
         }
         if (out.format != RowFormat::f32) quantize_row(y, last, out.format, out.row<std::byte>(r));
     });
+}
+
+void run_gate(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
+    if (l.as<GateParams>().softplus)
+        run_gates(l, batch, chunk, scratch, [](F32x16 g) { return softplus(g); });
+    else
+        run_gates(l, batch, chunk, scratch, [](F32x16 g) { return sigmoid(g); });
 }
 
 // y = x / rms(x) * weight * silu(z), with the rms of each group of columns, or with `gate_first`
