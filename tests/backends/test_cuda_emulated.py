@@ -46,7 +46,7 @@ ON_CUDA = (
         "nemotronhlatent",
         "jamba",
     ),
-    *("kimilinear", "bailingmoe3", "step35", "rwkv7"),
+    *("kimilinear", "bailingmoe3", "step35", "rwkv7", "laguna"),
     "gemma3n",
     "llama4",
     "mistral3",

@@ -106,6 +106,16 @@ BAILING3: dict[str, Any] = LATENT | {
     "topk_group": 1,
     "tie_word_embeddings": False,
 }
+LAGUNA_ROPE: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 50000.0,
+    "partial_rotary_factor": 0.5,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 8.0,
+    "beta_slow": 1.0,
+    "attention_factor": 1.05,
+}
 STEP35: dict[str, Any] = {
     "layer_types": [FULL, SLIDING, FULL],
     "mlp_layer_types": ["dense", "sparse", "sparse"],
@@ -333,6 +343,20 @@ def step35() -> torch.nn.Module:
     return made
 
 
+def laguna(**config: Any) -> torch.nn.Module:
+    """Return a random Laguna, by default with experts after a dense layer."""
+    return model(
+        "Laguna",
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=48,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_routed_scaling_factor=2.5,
+        tie_word_embeddings=False,
+        **config,
+    )
+
+
 def randomise(model: torch.nn.Module) -> None:
     """Fill all parameters, and the buffers that a file stores, with random float16 numbers."""
     generator = torch.Generator().manual_seed(1)
@@ -554,6 +578,20 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
     ),
     "internlm2": lambda: model("Llama", num_hidden_layers=2, tie_word_embeddings=False, **HEADS),
     "kimilinear": lambda: model("KimiLinear", **KIMI_LINEAR),
+    "laguna": lambda: laguna(
+        num_hidden_layers=3,
+        layer_types=[FULL, SLIDING, SLIDING],
+        num_attention_heads_per_layer=[4, 6, 6],
+        sliding_window=WINDOW,
+        rope_parameters={FULL: LAGUNA_ROPE, SLIDING: PLAIN | {"partial_rotary_factor": 1.0}},
+    ),
+    "lagunacols": lambda: laguna(
+        num_hidden_layers=2,
+        gating="per-element",
+        mlp_layer_types=["sparse", "sparse"],
+        num_key_value_heads=1,
+        rope_parameters={FULL: PLAIN | {"rope_theta": 50000.0, "partial_rotary_factor": 0.5}},
+    ),
     "lfm2": lambda: model("Lfm2", num_hidden_layers=4, **SHORT_CONV),
     "lfm2moe": lambda: model(
         "Lfm2Moe",
@@ -965,6 +1003,7 @@ PUBLISHED = {
         # transformers names the MLP of a dense layer like that of the others.
         lambda state: renamed(state, {f"block_sparse_moe.{x}": f"mlp.{x}" for x in MLP}),
     ),
+    "lagunacols": Published({"sliding_window": None}),
     "maincoder": Published({"architectures": ["MaincoderForCausalLM"]}, maincoder),
     "mistral4": Published({"architectures": ["Ministral3ForCausalLM"]}),
     "nemotronh": Published(

@@ -137,6 +137,10 @@ FEATURES = {
     "NextN": lambda s: s.n_nextn > 0,
     "neighbouring value heads": lambda s: getattr(s.recurrence, "grouped", None) is True,
     "value heads apart": lambda s: getattr(s.recurrence, "grouped", None) is False,
+    "softplus gates": lambda s: any(a.softplus_gate for a in s.attention),
+    "softplus gates for each column": lambda s: any(
+        a.softplus_gate and not a.head_gate for a in s.attention
+    ),
     "token shifts": lambda s: hasattr(s.recurrence, "gate_rank"),
     "decays of channels": lambda s: hasattr(s.recurrence, "low_rank"),
     "decays with a floor": lambda s: getattr(s.recurrence, "floor", 0.0) < 0.0,

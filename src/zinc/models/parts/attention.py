@@ -55,7 +55,7 @@ def attention(layer: Layer, x: Value) -> Value:
     if a.v_scale != 1.0:  # the output is a mean of the values, and shorter than all of them
         o = g.scale(o, a.v_scale)
     if gate is not None:
-        o = g.gate(o, gate)
+        o = g.gate(o, gate, softplus=a.softplus_gate)
     return layer.linear(o, "attn_output", spec.hidden, a.n_heads * a.head_dim_v)
 
 

@@ -86,7 +86,11 @@ class Rope:
 
     def without_temperature(self) -> Rope:
         """Return this RoPE with `attention_factor` as scale, without the temperature of YaRN."""
-        return replace(self, attention_factor=self.attention_factor**2 / self.scale)
+        return self.with_temperature(1.0)
+
+    def with_temperature(self, temperature: float) -> Rope:
+        """Return this RoPE with `temperature` in place of that of YaRN."""
+        return replace(self, attention_factor=self.attention_factor**2 * temperature / self.scale)
 
     def _correction_range(self) -> tuple[float, float]:
         """Return the first and the last dimension of the YaRN ramp."""

@@ -57,6 +57,7 @@ class Attention:
     having its own. sinks: a learned logit per head in the softmax denominator. v_scale: multiplies
     the values. gated: the sigmoid of a gate for each column scales the output; attn_q makes it too,
     or with gate_apart the matrix attn_gate, and with head_gate as well, one gate for each head.
+    softplus_gate: the gate is a softplus instead.
     query_rope: the RoPE of queries, if it is not that of keys. top_k: the most positions that a
     query sees, 0 for all. stacked_heads: attn_qkv has the rows of q, k and v for each head in turn.
     """
@@ -82,6 +83,7 @@ class Attention:
     gated: bool = False
     gate_apart: bool = False
     head_gate: bool = False
+    softplus_gate: bool = False
     query_rope: Rope | None = None
     alibi: bool = False
     top_k: int = 0
