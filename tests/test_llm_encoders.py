@@ -35,6 +35,7 @@ def wanted(name: str) -> np.ndarray:
         ("modernbert", "cls"),
         ("gemmaembedding", "mean"),
         ("jinabert2", "mean"),
+        ("jinabert3", "mean"),
         ("nomicbertmoe", "mean"),
     ],
 )
@@ -44,6 +45,21 @@ def test_embeddings_are_those_of_transformers(name: str, pooling: str, backend: 
         assert np.abs(llm.embed(TEXTS) - wanted(name)).max() <= TOLERANCE
         for text, row in zip(TEXTS, wanted(name), strict=True):
             assert np.abs(llm.embed(text)[0] - row).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("backend", ["ref", *computing()])
+def test_a_task_of_jina_embeddings_is_an_adapter(backend: str) -> None:
+    adapter = ENCODERS.parent / "adapters" / "jinabert3.gguf"
+    with np.load(adapter.with_suffix(".npz")) as data:
+        with_task = data["embeddings"]
+    with LLM(ENCODERS / "jinabert3.gguf", backend=backend, threads=2, lora=adapter) as llm:
+        (loaded,) = llm.adapters
+        assert loaded.task_name == "retrieval.query"
+        assert loaded.prompt_prefix == "Find what answers this: "
+        assert np.abs(llm.embed(TEXTS) - with_task).max() <= TOLERANCE
+        llm.set_lora_scales({})
+        assert np.abs(llm.embed(TEXTS) - wanted("jinabert3")).max() <= TOLERANCE
+    assert np.abs(with_task - wanted("jinabert3")).max() > 0.1
 
 
 def test_matrices_after_pooling_make_the_embedding(tmp_path) -> None:

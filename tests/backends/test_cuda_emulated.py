@@ -115,6 +115,7 @@ def test_logits_of_a_prompt_and_of_decode_agree_with_the_published_model(name: s
         "modernbert",
         "gemmaembedding",
         "jinabert2",
+        "jinabert3",
         "nomicbertmoe",
         "neobert",
     ],

@@ -30,6 +30,7 @@ from data.encoder_texts import DOCUMENTS, LETTERS, QUERY, TEXTS, checksum, rando
 from data.make_converted_fixtures import randomise
 
 FOLDER = Path(__file__).parent / "encoders"
+ADAPTERS = Path(__file__).parent / "adapters"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = "the of and in to a is fox dog river run ##ing ##ed ##er un ##able over quick 你 好 ..."
 SIZES: dict[str, Any] = {
@@ -51,11 +52,12 @@ POOLING = {
     "modernreranker": "",
     "gemmaembedding": "mean",
     "jinabert2": "mean",
+    "jinabert3": "mean",
     "nomicbertmoe": "mean",
     "neobert": "cls",
 }
 # Those whose published models have other vocabularies.
-BORROWED = ("reranker", "eurobert", "modernbert", "modernreranker", "gemmaembedding")
+BORROWED = ("jinabert3", "reranker", "eurobert", "modernbert", "modernreranker", "gemmaembedding")
 MODERN: dict[str, Any] = {
     "num_hidden_layers": 4,
     "local_attention": 16,
@@ -77,6 +79,10 @@ GEMMA: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
     "pad_token_id": 0,
 }
+JINA3: dict[str, Any] = {"type_vocab_size": 1, "pad_token_id": 0, "max_position_embeddings": 97}
+# The first is the adapter that is kept.
+TASKS = {"retrieval.query": "Find what answers this: ", "text-matching": ""}
+RANK, ALPHA = 4, 2.0
 PROJECTED = 24  # width between the matrices after pooling
 
 
@@ -110,6 +116,10 @@ def model(name: str) -> Any:
         made = transformers.Gemma3TextModel(transformers.Gemma3TextConfig(**sizes | GEMMA))
     elif name == "jinabert2":
         made = JinaBert(sizes | {"num_attention_heads": 3, "hidden_size": 48})  # not a power of 2
+    elif name == "jinabert3":
+        rope = {"rope_type": "default", "rope_theta": 20000.0}
+        config = transformers.JinaEmbeddingsV3Config(**sizes | JINA3, rope_parameters=rope)
+        made = transformers.JinaEmbeddingsV3Model(config, add_pooling_layer=False)
     elif name == "nomicbertmoe":
         made = NomicBertMoe(sizes | {"hidden_act": "gelu"})
     elif name == "neobert":
@@ -145,6 +155,16 @@ def published(name: str, made: Any) -> dict[str, Any]:
     config: dict[str, Any] = made.config.to_dict()
     if name == "jinabert2":
         return config | {"architectures": ["JinaBertModel"]}
+    if name == "jinabert3":
+        return config | {
+            "architectures": ["XLMRobertaModel"],
+            "lora_adaptations": [*TASKS],
+            "lora_rank": RANK,
+            "lora_alpha": ALPHA,
+            "task_instructions": TASKS,
+            "rope_parameters": None,
+            "rotary_emb_base": config["rope_parameters"]["rope_theta"],
+        }
     if name == "reranker":
         return config | {"architectures": ["XLMRobertaForSequenceClassification"]}
     if name.startswith("modern"):
@@ -193,6 +213,8 @@ def convert(name: str, made: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         if isinstance(made, JinaBert | NeoBert | NomicBertMoe):
             save_file(made.published_tensors(), f"{folder}/model.safetensors")
+        elif name == "jinabert3":
+            save_file(jina3_tensors(made), f"{folder}/model.safetensors")
         else:
             made.save_pretrained(folder)
         tokenizer().save_pretrained(folder)
@@ -217,6 +239,72 @@ def convert(name: str, made: Any) -> None:
             hparams=config,
             sentence_transformers_dense_modules=name == "gemmaembedding",
         ).write()
+
+
+def jina3_weights(made: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of Jina Embeddings 3 under their published names."""
+    names = {
+        "embeddings.LayerNorm": "emb_ln",
+        "layers.": "encoder.layers.",
+        "self_attn.o_proj": "mixer.out_proj",
+        "post_attention_layernorm": "norm1",
+        "post_mlp_layernorm": "norm2",
+    }
+    found, stacks = {}, {}
+    for name, tensor in made.state_dict().items():
+        for old, new in names.items():
+            name = name.replace(old, new)
+        if "self_attn" in name:
+            layer, kind = name.split("self_attn")[0], name.rsplit(".", 1)[1]
+            stacks.setdefault(f"{layer}mixer.Wqkv.{kind}", []).append(tensor)
+        else:
+            found[name] = tensor
+    return found | {name: torch.cat(parts) for name, parts in stacks.items()}
+
+
+def jina3_factors(made: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return random factors a and b of each matrix, for all tasks."""
+    generator, n = torch.Generator().manual_seed(3), len(TASKS)
+    found = {}
+    for name, weight in jina3_weights(made).items():
+        if weight.dim() == 2:
+            out, cols = weight.shape
+            is_table = name.startswith("embeddings")
+            shapes = (
+                ((n, out, RANK), (n, RANK, cols)) if is_table else ((n, RANK, cols), (n, out, RANK))
+            )
+            a, b = (0.3 * torch.randn(shape, generator=generator) for shape in shapes)
+            found[name] = (a.half().float(), b.half().float())
+    return found
+
+
+def jina3_tensors(made: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a published model: matrices beside the factors of its tasks."""
+    found = jina3_weights(made)
+    for name, (a, b) in jina3_factors(made).items():
+        stem = name.removesuffix(".weight") + ".parametrizations.weight"
+        found[f"{stem}.original"] = found.pop(name)
+        found |= {f"{stem}.0.lora_A": a, f"{stem}.0.lora_B": b}
+    return {name: tensor.contiguous() for name, tensor in found.items()}
+
+
+def merge_task(made: Any) -> None:
+    """Add the change of the first task to the weights of Jina Embeddings 3."""
+    with torch.no_grad():
+        for name, (a, b) in jina3_factors(made).items():
+            change = ALPHA / RANK * (a[0] @ b[0] if name.startswith("embeddings") else b[0] @ a[0])
+            if name.startswith("embeddings"):
+                getattr(made.embeddings, name.split(".")[1]).weight += change
+                continue
+            layer = made.layers[int(name.split(".")[2])]
+            attention, parts = layer.self_attn, change.chunk(3)
+            if "Wqkv" in name:
+                for matrix, part in zip("qkv", parts, strict=True):
+                    getattr(attention, f"{matrix}_proj").weight += part
+            elif "out_proj" in name:
+                attention.o_proj.weight += change
+            else:
+                getattr(layer.mlp, name.split(".")[4]).weight += change
 
 
 def dense() -> list[torch.Tensor]:
@@ -341,6 +429,16 @@ if __name__ == "__main__":
             hidden=rows[0],
             embeddings=np.array([pooled(name, each) for each in rows], np.float32),
         )
+        if name == "jinabert3":
+            kept, *others = (FOLDER / f"lora-{task}-{name}.gguf" for task in TASKS)
+            kept.rename(ADAPTERS / f"{name}.gguf")
+            for each in others:
+                each.unlink()
+            merge_task(made)
+            embeddings = [pooled(name, hidden(made, each)) for each in ids]
+            np.savez_compressed(
+                ADAPTERS / f"{name}.npz", embeddings=np.array(embeddings, np.float32)
+            )
     cased = tokenizer(do_lower_case=False)
     np.savez_compressed(
         FOLDER / "tokenizers" / "wordpiece.npz",

@@ -1,8 +1,8 @@
 """LoRA adapters as nodes beside the products whose weights they change.
 
 The weights stay as they are: a `lora` node adds what an adapter changes to the result of a product,
-for the rows of the sequences that use it (`zinc.ops.lora`). An adapter of the token embedding
-becomes a look-up in its own table and such a node.
+for the rows of the sequences that use it (`zinc.ops.lora`). An adapter of a table of embeddings, of
+tokens or of their types, becomes a look-up in its own table and such a node.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from zinc.plan.weights import matrix_part
 from zinc.quant.blocks import GGMLType
 
 EMBEDDING = "token_embd.weight"
+TYPES = "token_types.weight"  # of the tokens of an encoder
+TABLES = (EMBEDDING, TYPES)
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
     """The factors of an adapter's change b @ a of a matrix [out, cols]: [rank, cols], [out, rank].
 
-    Those of the token embedding [tokens, hidden] change it by a @ b.T: a [tokens, rank] and b
-    [hidden, rank].
+    Those of a table [tokens, hidden] change it by a @ b.T: a [tokens, rank] and b [hidden, rank].
     """
 
     a: Weight
@@ -52,7 +53,9 @@ def changeable(nodes: Iterable[Node]) -> set[str]:
         for x in node.inputs:
             if isinstance(x, Weight) and not x.is_vector:
                 is_product = node.op == "linear" and x.transposed_rows is None and x.planes == 1
-                is_lookup = node.op == "embed" and not node.attrs.get("by_position")
+                is_lookup = node.op == "embed" and (
+                    not node.attrs.get("by_position") or x.tensor == TYPES
+                )
                 (found if is_product or is_lookup else others).add(x.tensor)
     return found - others
 
@@ -68,7 +71,7 @@ def add_adapters(nodes: Sequence[Node], adapters: Adapters, ids: Iterator[int]) 
     for node in nodes:
         if node.op == "linear":
             result += _product(node, adapters, ids)
-        elif node.op == "embed" and node.weight("table").tensor == EMBEDDING:
+        elif node.op == "embed" and node.weight("table").tensor in TABLES:
             result += _lookup(node, adapters, ids)
         else:
             result.append(node)
@@ -105,14 +108,15 @@ def _product(node: Node, adapters: Adapters, ids: Iterator[int]) -> Iterator[Nod
 
 
 def _lookup(node: Node, adapters: Adapters, ids: Iterator[int]) -> Iterator[Node]:
-    """Yield a look-up in the token embedding, and the nodes of adapters that change it."""
-    uses = [(i, own[EMBEDDING]) for i, own in enumerate(adapters) if EMBEDDING in own]
+    """Yield a look-up in a table, and the nodes of adapters that change it."""
+    table = node.weight("table")
+    uses = [(i, own[table.tensor]) for i, own in enumerate(adapters) if table.tensor in own]
     (out,) = node.outputs
     versions = [*(replace(out, id=next(ids)) for _ in uses), out]
     yield replace(node, outputs=(versions[0],))
     for (i, factors), (before, after) in zip(uses, pairwise(versions), strict=True):
         shrunk = Value(next(ids), out.dim, factors.a.cols)
-        yield replace(node, inputs=(factors.a,), outputs=(shrunk,))
+        yield replace(node, inputs=(_rows_of(factors.a, table),), outputs=(shrunk,))
         yield _node(i, (shrunk, before, None, factors.b), [after], node)
 
 

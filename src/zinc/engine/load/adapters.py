@@ -3,7 +3,8 @@
     general.type "adapter", adapter.type "lora", adapter.lora.alpha
     NAME.lora_a [rank, cols], NAME.lora_b [out, rank]      for each changed tensor NAME [out, cols]
 
-The change of a tensor is alpha / rank * b @ a; without alpha it is b @ a.
+The change of a tensor is alpha / rank * b @ a; without alpha it is b @ a. The factors of the token
+embedding are stored the other way round, as [tokens, rank] and [cols, rank].
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from zinc.engine.adapters import AdapterUse, adapter_use
 from zinc.engine.load.options import AdapterOption
 from zinc.formats.gguf import GGUFFile
 from zinc.ops.graph import Node
-from zinc.plan.adapters import EMBEDDING, Adapters, Factors, changeable
+from zinc.plan.adapters import EMBEDDING, TYPES, Adapters, Factors, changeable
 from zinc.plan.weights import factor_data
 
 _SUFFIXES = (".lora_a", ".lora_b")
@@ -54,6 +55,8 @@ class AdapterFile:
         """
         factors = self.factors[name]
         a, b = (self.file.tensors[f"{name}{suffix}"].to_float32() for suffix in _SUFFIXES)
+        if name == TYPES:
+            a, b = b, np.ascontiguousarray(a.T)
         found = factor_data(a, b * np.float32(self.alpha / b.shape[1]) if self.alpha else b)
         if found is None:
             raise _damaged(self.file, f"the adapter of {name} has numbers beyond float16 or NaN")
@@ -189,6 +192,8 @@ def _factors(
             f"and the tensor is {list(whole.shape)}",
             "choose an adapter of the same model for {lora}",
         )
+    if name == TYPES:
+        a, b = b, a[::-1]
     return Factors.of(f"lora{index}:{name}", a, b)
 
 

@@ -1,0 +1,23 @@
+"""Jina Embeddings 3: an encoder with RoPE, an MLP without gate, and biases everywhere.
+
+Its files are the model without a task. Those of its tasks are LoRA adapters.
+"""
+
+from dataclasses import replace
+
+from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.encoder import encoder, encoder_spec
+from zinc.models.parts.metadata import Metadata
+from zinc.models.parts.spec import ModelSpec
+from zinc.ops.values import ActivationFn
+
+ARCH = "jina-bert-v3"
+
+
+def spec(file: GGUFFile) -> ModelSpec:
+    Metadata(file, ARCH).require("rope.freq_base")
+    base = encoder_spec(file, ARCH)
+    return replace(base, activation=ActivationFn.GELU_ERF, gated_mlp=False)
+
+
+build = encoder
