@@ -17,7 +17,7 @@ from zinc.ops.elementwise import sigmoid
 from zinc.ops.graph import Node
 from zinc.ops.operands import rows, state, vector
 from zinc.ops.recurrent_state import StateView, sequences, with_rollback
-from zinc.ops.registry import Attrs, Cost, Division, Phase, op
+from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, RecurrentState
 
@@ -52,13 +52,6 @@ def _shift_cases() -> Iterator[Case]:
     yield shift_case("90x1", 90, 1, (40, 1))
 
 
-def _shift_division(node: Node) -> Division:
-    """Return the division of each run of columns."""
-    cols = node.rows("x").cols
-    runs = (cols,) * (node.outputs[0].cols // cols)
-    return Division(cols, sections={"x": (cols,), "weight": runs, "out": runs})
-
-
 def _shift_rollback(node: Node, rows: int) -> Node:
     """Return the node with a ring of `rows` more rows."""
     return with_rollback(node, rows, (1 + rows) * node.rows("x").cols)
@@ -72,7 +65,6 @@ def _shift_rollback(node: Node, rows: int) -> Node:
     cases=_shift_cases,
     phase=Phase.RECURRENT,
     rollback=_shift_rollback,
-    division=_shift_division,
 )
 def token_shift(
     step: Step, attrs: Attrs, x: FloatArray, weight: FloatArray, state: StateView
@@ -143,14 +135,6 @@ def _wkv_cases() -> Iterator[Case]:
     yield wkv_case("2x16", 2, 16, (3, 18))
 
 
-def _wkv_division(node: Node) -> Division:
-    """Return the division by heads."""
-    cols = node.rows("r").cols
-    names = ("r", "w", "k", "v", "a", "first", "mix", "removal", "scaling", "bonus")
-    sections = {**dict.fromkeys(names, (cols,)), "out": (cols, cols)}
-    return Division(cols // int(node.attrs["head_dim"]), sections=sections)
-
-
 def _wkv_rollback(node: Node, rows: int) -> Node:
     """Return the node with a ring of `rows` more states."""
     floats = node.rows("r").cols * int(node.attrs["head_dim"])
@@ -174,7 +158,6 @@ def _wkv_rollback(node: Node, rows: int) -> Node:
     tolerance=1e-4,
     phase=Phase.RECURRENT,
     rollback=_wkv_rollback,
-    division=_wkv_division,
 )
 def wkv7(
     step: Step,
