@@ -19,18 +19,21 @@ def examples(n: int) -> int:
 
 
 def on_backends(
-    families: Iterable[str], backends: Collection[str], everywhere: Collection[str]
+    families: Iterable[str],
+    backends: Collection[str],
+    everywhere: Collection[str],
+    always: Collection[str] = ("cpu",),
 ) -> list[Any]:
     """Return parameters (family, backend) for a test.
 
-    By default, backends other than the CPU run the families in `everywhere` only: they are slow and
-    run the same code for the others.
+    By default, backends other than those in `always` run the families in `everywhere` only: they
+    are slow and run the same code for the others.
     """
     return [
         pytest.param(
             family,
             backend,
-            marks=() if backend == "cpu" or family in everywhere else pytest.mark.every,
+            marks=() if backend in always or family in everywhere else pytest.mark.every,
         )
         for family in families
         for backend in backends

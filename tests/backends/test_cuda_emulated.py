@@ -29,7 +29,9 @@ FORMATS = {block.name for block in BLOCKS.values()}
 # those of a few formats.
 QUICK_FORMATS = {"linear": ("Q4_K", "IQ2_S"), "embed": ("Q8_0",)}
 QUICK_CASES = {"delta_rule-channels-floor"}  # of other kernels than the first case of the op
-SLOW_OPS = {"attention", "rope_attention", "moe_down", "moe_glu"}  # several kernels each
+# Several kernels each, or kernels of test_cuda_recurrent.py.
+SLOW_OPS = {"attention", "rope_attention", "moe_down", "moe_glu"}
+SLOW_OPS |= {"delta_rule", "delta_step", "ssm_scan", "causal_conv"}
 FIXTURE_TOLERANCE = 2e-3
 ON_CUDA = (
     *("qwen3", "llama", "qwen3moe", "qwen35", "gptoss", "gpt2", "commandr", "phimoe"),
@@ -88,7 +90,7 @@ def test_kernel_agrees_with_reference(index: int) -> None:
     assert np.linalg.norm(got - want) / np.linalg.norm(want) <= case_tolerance(op, case)
 
 
-@pytest.mark.parametrize("n_rows", [40, 17])
+@pytest.mark.parametrize("n_rows", [pytest.param(40, marks=pytest.mark.every), 17])
 def test_the_last_block_of_a_tile_adds_up_the_sums_of_all_splits(n_rows, monkeypatch) -> None:
     monkeypatch.setattr(tiles, "_with_splits", lambda _, tile, shape: replace(tile, splits=3))
     index = next(i for i, (_, x) in enumerate(CASES) if x.name.startswith(f"Q4_K-{n_rows}x512-"))

@@ -52,7 +52,7 @@ CASES = {
     "spread": (experts(GGMLType.Q6_K, tokens=60), replace(NARROW, spread=2)),
     "many slots": (experts(GGMLType.Q4_0, ff=64, tokens=160), None),
 }
-SLOW = ("partial slab", "passes", "spread", "many slots")
+SLOW = ("Q4_K", "partial slab", "passes", "spread", "many slots")
 NAMES = [pytest.param(x, marks=pytest.mark.every if x in SLOW else []) for x in CASES]
 
 

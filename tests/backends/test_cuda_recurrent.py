@@ -28,6 +28,9 @@ STEPS = ((70, 40), (1, 1), (0, 45), (65, 3), (2, 108))
 # The same for sequences that are set back.
 BACK_AND_FORTH = ((70, 40), (17, 17), (60, 48), (1, 100), (100, 1), (33, 18), (18, 33), (96, 14))
 
+# Rejected tokens of each op by default; those of a scan run the kernels of the delta rule.
+SET_BACK = {("delta_rule", 7), ("ssm_scan", 0), ("causal_conv", 16)}
+
 IN_CHUNKS = {
     "delta_rule": ["delta_rule", "delta_chunks", "delta_scan", "delta_rule"],
     "delta_rule of channels": ["delta_rule", "delta_channels", "delta_scan", "delta_rule"],
@@ -84,12 +87,12 @@ CASES = {
     "ssm_scan": ssm_case("steps", DeltaShape(2, 18, 32, 16), (TOKENS,), pace=0.05),
     "causal_conv": conv_case("steps", 136, 4, lengths=(TOKENS,), bias=True),
 }
-SLOW = {"ssm_scan": 1, "delta_rule of channels": 0}  # from how many rejected rows on
+SLOW = {"delta_rule of channels"}
 
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.every if SLOW.get(x) == 0 else ()) for x in CASES]
+    "name", [pytest.param(x, marks=pytest.mark.every if x in SLOW else ()) for x in CASES]
 )
 def test_states_continue_from_step_to_step(name: str) -> None:
     case, steps = CASES[name], steps_of(STEPS, (1, 0))
@@ -100,7 +103,7 @@ def test_states_continue_from_step_to_step(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "rejected"),
     [
-        pytest.param(name, n, marks=pytest.mark.every if n >= SLOW.get(name, 100) else ())
+        pytest.param(name, n, marks=() if (name, n) in SET_BACK else pytest.mark.every)
         for name, n in product(CASES, (0, 7, 16))
     ],
 )
@@ -136,7 +139,14 @@ def test_the_batch_invariant_mode_goes_token_by_token(name: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("n", "rollback"), [(1, 0), (3, 0), (8, 0), (1, 16), (3, 8)])
+@pytest.mark.parametrize(
+    ("n", "rollback"),
+    [
+        *(pytest.param(*x, marks=pytest.mark.every) for x in ((1, 0), (3, 0), (1, 16))),
+        (8, 0),
+        (3, 8),
+    ],
+)
 def test_steps_with_one_token_a_sequence_run_fused_and_continue_the_states(
     n: int, rollback: int
 ) -> None:
@@ -155,7 +165,7 @@ def test_steps_with_one_token_a_sequence_run_fused_and_continue_the_states(
 
 
 @needs_compiler
-@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("grouped", [pytest.param(False, marks=pytest.mark.every), True])
 def test_fused_steps_share_states_that_are_set_back(grouped: bool) -> None:
     """Single tokens and steps with rejected rows take turns, over the ends of chunks."""
     counts = [(20, 9), *[(1, 1)] * 13, (9, 2), *[(1, 1)] * 20, (9, 9), *[(1, 1)] * 3]

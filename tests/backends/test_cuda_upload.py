@@ -18,7 +18,7 @@ from zinc.ops.values import Weight
 from zinc.quant.blocks import BLOCKS, GGMLType
 
 PLANES, ROWS, COLS = 2, 7, 512
-QUICK = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0)
+QUICK = (GGMLType.Q4_K, GGMLType.Q6_K)
 
 
 def uploaded(host: CudaHost, weight: Weight, raw: np.ndarray) -> np.ndarray:

@@ -132,21 +132,18 @@ def test_any_text(format, text):
 LONG = examples(24_000)
 
 
-@pytest.mark.parametrize("format", sorted(BY_NAME))
+UNITS = (
+    *("[", "{", '{"a":', "(", "<think>", "```tool_code\n"),
+    *("\n", "print(", '{"arguments": ', "<", "\\"),
+)
+
+
 @pytest.mark.parametrize(
-    "unit",
+    ("format", "unit"),
     [
-        "[",
-        "{",
-        '{"a":',
-        "(",
-        "<think>",
-        "```tool_code\n",
-        "\n",
-        "print(",
-        '{"arguments": ',
-        "<",
-        "\\",
+        pytest.param(format, unit, marks=pytest.mark.every if (i + j) % 2 else ())
+        for i, format in enumerate(sorted(BY_NAME))
+        for j, unit in enumerate(UNITS)
     ],
 )
 def test_long_and_deep(format, unit):

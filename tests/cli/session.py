@@ -61,7 +61,7 @@ class Session:
         for _ in range(20):
             self.send(key)
             with contextlib.suppress(AssertionError):
-                self.expect(pattern, timeout_s=10)
+                self.expect(pattern, timeout_s=2)
                 return
         pytest.fail(f"no {pattern!r} after {key!r}")
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 
 import pytest
-from pages import ADDRESS, PAGES, ROOT, commands, environment, script, serving
+from pages import ADDRESS, PAGES, PROGRAMS, ROOT, commands, environment, script, serving
 from present import absent
+
+from zinc.cli.main import build_parser, main
 
 # Programs that are not run, with the reason.
 NOT_RUN = {
@@ -26,6 +30,9 @@ NOT_RUN = {
     "dev/gpu-rigs/run": "needs a rig; tests/benchmarks/test_gpu_rigs.py runs it",
     "dev/llama-server-tests": "downloads models and runs for an hour",
 }
+SHELL = set("|<>&;$*~")  # commands without these run in this process
+# Options of `zinc serve` for which a server starts by default. The others start by `--every`.
+SERVED = ("--draft", "--memory-budget", "--lora")
 LONG = {"bench", "check", "verify", "perplexity", "tune"}
 
 
@@ -61,6 +68,10 @@ RUN = [
     for command, page in FIRST_PAGE.items()
 ]
 SERVE = list(dict.fromkeys(command for _, command in OURS if subcommand(command) == "serve"))
+SERVERS = [
+    pytest.param(command, marks=() if any(x in command for x in SERVED) else pytest.mark.every)
+    for command in SERVE
+]
 REQUESTS = [command for _, command in ALL if program(command) == "curl"]
 
 
@@ -81,16 +92,20 @@ def test_commands_are_in_console_blocks(page):
 
 
 @pytest.mark.parametrize("command", RUN)
-def test_command_succeeds(command, tmp_path, provide):
+def test_command_succeeds(command, tmp_path, provide, monkeypatch, capfd):
     if subcommand(command) != "pull":
         provide(command)
+    # Agents are not installed here: their command line is printed.
+    text = script(command, tmp_path).replace(" launch", " launch --print")
+    if program(command) == "zinc" and not SHELL & set(command):
+        for name, value in environment(tmp_path).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        monkeypatch.chdir(ROOT)
+        assert main(shlex.split(text.removeprefix(PROGRAMS["zinc"]))) == 0, capfd.readouterr().err
+        return
     done = subprocess.run(
-        # Agents are not installed here: their command line is printed.
-        [
-            "bash",
-            "-c",
-            f"set -o pipefail; {script(command, tmp_path)}".replace(" launch", " launch --print"),
-        ],
+        ["bash", "-c", f"set -o pipefail; {text}"],
         cwd=ROOT,
         env=environment(tmp_path),
         stdin=subprocess.DEVNULL,
@@ -102,6 +117,13 @@ def test_command_succeeds(command, tmp_path, provide):
 
 
 @pytest.mark.parametrize("command", SERVE)
+def test_options_of_servers_exist(command, tmp_path):
+    words = shlex.split(script(command, tmp_path).removeprefix(PROGRAMS["zinc"]))
+    args, rest = build_parser("serve").parse_known_args(words)
+    assert not args.parser.add_rest(args, rest)
+
+
+@pytest.mark.parametrize("command", SERVERS)
 def test_server_starts(command, tmp_path, provide):
     pytest.importorskip("uvicorn")
     provide(command)

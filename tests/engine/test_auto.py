@@ -205,15 +205,17 @@ def test_auto_takes_a_gpu_with_memory_for_the_drafts_that_are_asked_for(
         with plan_model(LoadOptions(QWEN.with_stem(name), context=64, **changes)) as planned:
             return planned.backend.name
 
-    def least(**changes: Any) -> int:
-        low, high = 0, 64 << 20
+    def least(low: int = 0, **changes: Any) -> int:
+        high = 64 << 20
         while high - low > 1024:
             middle = (low + high) // 2
             low, high = (low, middle) if chosen(middle, **changes) == "ref" else (middle, high)
         return high
 
-    plain, drafting = least(speculate="off"), least(**drafts)
-    assert least(speculate="auto") == plain, "it can do without drafts"
+    plain = least(speculate="off")
+    drafting = least(plain - 1024, **drafts)
+    assert chosen(plain, speculate="auto") == "ref", "it can do without drafts"
+    assert chosen(plain - 1024, speculate="auto") != "ref"
     with plan_model(LoadOptions(QWEN.with_stem(name), backend="ref", context=64)) as planned:
         (alone,) = planned.budgets()
     options = LoadOptions(QWEN.with_stem(name), backend="ref", context=64, **drafts)

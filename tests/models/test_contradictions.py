@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from effort import EVERY
 from models.harness import FIXTURES, fixture_names
 
 from zinc.backends import api
@@ -103,12 +104,13 @@ def test_a_missing_tensor_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_error_names_both_shapes(name: str) -> None:
     file = opened(name)
-    for tensor in needed(file):
-        for shape in (
+    for i, tensor in enumerate(needed(file)):
+        shapes = [
             (*tensor.shape[:-1], tensor.shape[-1] + 32),
             (tensor.shape[0] * 2, *tensor.shape[1:]),
             (1, 1, *tensor.shape),
-        ):
+        ]
+        for shape in shapes if EVERY else [shapes[i % 3]]:
             if tensor.name == "token_embd.weight" and shape[1:] == tuple(tensor.shape[1:]):
                 continue  # its rows are the vocabulary, which another tensor contradicts
             with pytest.raises(ModelError) as caught:

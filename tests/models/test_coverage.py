@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from models.harness import ENCODERS, FIXTURES, expected, fixture_names
+from supported import tables
 
 from zinc.backends import api
-from zinc.cli import support
 from zinc.core.errors import ZincError
 from zinc.formats.gguf import GGUFFile
 from zinc.models import architectures, load
@@ -193,7 +193,7 @@ def test_every_kernel_that_an_architecture_needs_has_a_case() -> None:
             if is_for(kernels, op, case):
                 plan = make_plan(case.graph, kernels, max_tokens=case.n_tokens, max_outputs=8)
                 launched |= {launch.kernel for launch in plan.launches}
-    needed = {kernel for arch in support.collect().architectures for kernel in arch.kernels}
+    needed = {kernel for arch in tables().architectures for kernel in arch.kernels}
     assert not needed - launched
 
 

@@ -9,15 +9,50 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from effort import on_backends
-from models.harness import BACKENDS, FIXTURES, Runner, expected, fixture_names, relative_error
+from models.harness import (
+    BACKENDS,
+    FIXTURES,
+    SPARSE,
+    Runner,
+    expected,
+    fixture_names,
+    relative_error,
+)
+
+from zinc.backends.vulkan import SLANG_KERNELS, VulkanKernels
+from zinc.formats.gguf import GGUFFile
+from zinc.gpu.addresses import NominalAddresses
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.features import Features
+from zinc.models import load
+from zinc.plan.planner import make_plan
 
 NAMES = fixture_names()
 # What float32 sums in another order may differ by; and what a 16-bit cache and 8-bit rows add.
 TOLERANCE = {"ref": 1e-5}
 OTHERS = 2e-3
 
+# Families whose kernels, with the same macros but sizes, other families run too, as the last test
+# checks. GPUs run their prompts and chunks with --every only.
+REPEATED = {
+    name
+    for line in """
+    afmoe arcee bailingmoe cohere2 commandr dots1 ernie4_5 ernie4_5moe exaone exaone4
+    exaonemoe falcon falcon40b falconh1 falconmamba gemma3long gemma4moe glm4 gptneox
+    granite granitehybrid granitehybridmoe granitemoe graniteswa hunyuan hunyuanmoe hyv3
+    internlm2 lfm2moe maincoder mamba mellum minicpm minimaxm2 mistral3 mistral4 museglimmer
+    nemotronh olmo2 olmo3 olmoe phi2 phi3long qwen2 qwen2moe qwen2vl qwen3moe qwen3vl
+    qwen3vlmoe qwen3yarn seedoss smollm3 stablelm stablelm12b starcoder2
+    """.splitlines()
+    for name in line.split()
+}
+
 named = pytest.mark.parametrize("name", NAMES)
 everywhere = pytest.mark.parametrize("backend", BACKENDS)
+on_every_device = pytest.mark.parametrize(
+    ("name", "backend"),
+    on_backends(NAMES, BACKENDS, everywhere=set(NAMES) - REPEATED, always=("cpu", "ref")),
+)
 CHUNKS = [
     pytest.param(backend, size, marks=() if backend == "cpu" else pytest.mark.every)
     for backend in BACKENDS
@@ -36,8 +71,7 @@ def check(backend: str, got: np.ndarray, want: np.ndarray) -> None:
     assert (got.argmax(axis=1) == want.argmax(axis=1))[clear].all()
 
 
-@named
-@everywhere
+@on_every_device
 def test_whole_prompt(name: str, backend: str) -> None:
     ids, logits = expected(name)
     check(backend, Runner(FIXTURES / f"{name}.gguf", backend).feed((0, ids))[0], logits)
@@ -51,8 +85,7 @@ def test_chunks(name: str, backend: str, size: int) -> None:
     check(backend, runner.feed_in_chunks(ids, size), logits)
 
 
-@named
-@everywhere
+@on_every_device
 def test_chunks_of_many_sizes(name: str, backend: str) -> None:
     """Chunks of one token at the start and across a block end, after small and large chunks."""
     ids, logits = expected(name)
@@ -116,3 +149,30 @@ def test_fused_plan_equals_the_graph(name: str, backend: str) -> None:
     unfused = Runner(path, backend, fuse=False).feed((0, ids))[0]
     check(backend, unfused, logits)
     np.testing.assert_array_equal(Runner(path, backend).feed((0, ids))[0], unfused)
+
+
+def kernels_of(name: str) -> set[tuple[object, ...]]:
+    """Return the Vulkan kernels of a prompt and of decode, with the macros that are no sizes."""
+    with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
+        plan = make_plan(load(file)[1], VulkanKernels(), max_tokens=64, max_outputs=64)
+    at = NominalAddresses(Features(8), "f16", 16)
+    steps = (
+        Bucket(tokens=1, outputs=1, sequences=1, keys=64, is_decode=True),
+        Bucket(tokens=64, outputs=64, sequences=1, keys=64),
+    )
+    return {
+        (
+            step.is_decode,
+            dispatch.kernel.name,
+            *((key, x) for key, x in dispatch.kernel.defines if x < 4 or key == "FORMAT"),
+        )
+        for step in steps
+        for dispatch in SLANG_KERNELS.lower_all(plan.launches, at, step)
+    }
+
+
+@pytest.mark.every
+def test_kernels_of_repeated_families_run_by_default() -> None:
+    by_default = set().union(*map(kernels_of, set(NAMES) - REPEATED - set(SPARSE)))
+    missing = {name: kernels_of(name) - by_default for name in REPEATED}
+    assert not {name: kernels for name, kernels in missing.items() if kernels}

@@ -19,13 +19,8 @@ from zinc.backends.api import Backend
 from zinc.backends.plans import Plan
 from zinc.ops.recurrent_state import CHUNK
 
-SMALL = [
-    "lfm2",
-    "granitehybrid",
-    "jamba",
-    "kimilinear",
-    "rwkv7",
-]  # on devices they run with --every only
+SMALL = ["lfm2", "granitehybrid", "jamba", "kimilinear", "rwkv7"]
+ON_DEVICES = "qwen35moe"  # the others run there with --every only
 HYBRIDS = ["qwen35", "qwen3next", "qwen35moe", *SMALL]
 # Whose heads do not fit the groups of q8_0.
 SMALL_HEADS = [(name, "q8_0") for name in ("deepseek2", *SMALL)]
@@ -40,17 +35,22 @@ DEVICES = [name for name in computing() if name != "cpu"]
 RUNS = [
     *[run for run in FAMILIES if "cpu" in computing()],
     *[
-        pytest.param(
-            backend,
-            name,
-            "f16",
-            marks=pytest.mark.every if name in SMALL else (),
-        )
+        pytest.param(backend, name, "f16", marks=() if name == ON_DEVICES else pytest.mark.every)
         for backend in DEVICES
         for name in HYBRIDS
     ],
 ]
-ON_HYBRIDS = effort.on_backends(HYBRIDS, computing(), ["qwen35"])
+TAILS = [
+    pytest.param(
+        name,
+        backend,
+        tail,
+        marks=() if backend == "cpu" or (name, tail) == ("qwen35", CHUNK) else pytest.mark.every,
+    )
+    for name in HYBRIDS
+    for backend in computing()
+    for tail in (1, CHUNK - 1, CHUNK)
+]
 N_TOKENS = MAX_TOKENS
 TEXTS = [np.random.default_rng(i).integers(96, size=N_TOKENS).astype(np.int32) for i in (1, 2)]
 
@@ -96,8 +96,7 @@ def test_a_sequence_that_was_set_back_continues_from_disk(
         walk(backend, name, kv_dtype, 1000 + seed, tmp_path / str(seed))
 
 
-@pytest.mark.parametrize(("name", "backend"), ON_HYBRIDS)
-@pytest.mark.parametrize("tail", [1, CHUNK - 1, CHUNK])
+@pytest.mark.parametrize(("name", "backend", "tail"), TAILS)
 def test_every_position_can_be_gone_back_to(name: str, backend: str, tail: int) -> None:
     """One accepted row a step, and `tail` rejected ones: every offset in a chunk occurs."""
     ids, want = TEXTS[0], plain(backend, name, "f16")[0]

@@ -66,7 +66,7 @@ def on_backends(names: Iterable[str]) -> pytest.MarkDecorator:
 
 
 def is_slow(case: Case, name: str) -> bool:
-    return name == EMULATED and case.name not in ("ragged", "grouped", "48x4")
+    return name == EMULATED and case.name not in ("grouped", "48x4")
 
 
 def program_of(case: Case, graph: Graph, backend: Backend) -> Program:
