@@ -21,7 +21,7 @@ from zinc.engine.sampling import Sampler
 DRAWING = ["ref", *(name for name in computing() if api.kernels(name).supports("sample"))]
 
 
-DEVICES = ["ref,ref", *(",".join(["vulkan:0"] * 2) for name in computing() if name == "vulkan")]
+PAIRS = [",".join(["vulkan:0"] * 2) for name in computing() if name == "vulkan"]
 
 
 def engine(kind="everything", n_blocks=64, context=400, **options):
@@ -131,8 +131,15 @@ def test_a_seed_gives_the_same_tokens_in_any_batch_and_on_the_host(family, backe
         assert answers(llm, together=False) == alone
 
 
-@pytest.mark.parametrize("split", ["layer", "tensor"])
-@pytest.mark.parametrize("devices", DEVICES)
+@pytest.mark.parametrize(
+    ("devices", "split"),
+    [
+        ("ref,ref", "layer"),
+        *((pair, "tensor") for pair in PAIRS),
+        pytest.param("ref,ref", "tensor", marks=pytest.mark.every),
+        *(pytest.param(pair, "layer", marks=pytest.mark.every) for pair in PAIRS),
+    ],
+)
 def test_several_devices_sample_the_tokens_of_one(devices, split, monkeypatch):
     """Steps are queued in another thread, one step ahead, and the cache waits for them."""
     monkeypatch.setattr(micro_batches, "MICRO_BATCH_TOKENS", dict.fromkeys(BackendKind, 8))

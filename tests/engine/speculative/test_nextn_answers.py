@@ -150,7 +150,11 @@ def test_a_device_that_runs_ahead_measures_drafts_now_and_then(
     ("name", "devices"),
     [
         ("qwen35", "cpu,cpu,cpu"),
-        *(("glm4moe", ",".join(["vulkan:0"] * 2)) for x in computing() if x == "vulkan"),
+        *(
+            pytest.param("glm4moe", ",".join(["vulkan:0"] * 2), marks=pytest.mark.every)
+            for x in computing()
+            if x == "vulkan"
+        ),
     ],
 )
 def test_the_block_of_a_divided_model_changes_no_token(
