@@ -27,7 +27,16 @@ OTHERS += [pack_kernel(type) for type in PACKED]
 SMALL = KernelVariant("concat", (("THREADS", 128),))
 SPILLED_BYTES = 64  # most bytes that a kernel may store and load because of spills
 # Kernels that take most of the time of a step. They must not spill on an H100.
-HOT = {"gemv", "gemm_mma", "attention", "attention_mma", "experts", "moe_down", "delta_step"}
+HOT = {
+    "gemv",
+    "gemm_few",
+    "gemm_mma",
+    "attention",
+    "attention_mma",
+    "experts",
+    "moe_down",
+    "delta_step",
+}
 HOT |= {"delta_chunks", "delta_channels", "delta_scan"}
 H100 = TARGETS["sm_90a"]
 OUT_OF_DATE = "docs/reference/cuda-kernels.md: PYTHONPATH=src:tests python -m goldens.cuda_kernels"
@@ -54,7 +63,7 @@ needs_nvrtc = pytest.mark.skipif(bool(absence()), reason=absence())
     ],
 )
 def test_a_sample_of_kernels_compiles(arch: str) -> None:
-    for name in ("gemv", "gemm_mma", "attention_mma"):
+    for name in ("gemv", "gemm_few", "gemm_mma", "attention_mma"):
         check(next(use.kernel for use in uses(TARGETS[arch]) if use.kernel.name == name), arch)
 
 

@@ -13,7 +13,7 @@ from logging_host import LoggingHost
 
 from zinc.backends.cuda import CUDA_KERNELS, CudaKernels
 from zinc.backends.cuda import tiles as cuda_tiles
-from zinc.backends.cuda.tiles import CudaGemvTile, MmaTile
+from zinc.backends.cuda.tiles import CudaGemvTile, FewTile, MmaTile
 from zinc.backends.cuda.tilings import CUDA_TILINGS
 from zinc.backends.vulkan import SLANG_KERNELS, VulkanKernels
 from zinc.gpu import tile_table, tiles
@@ -88,7 +88,7 @@ def defines(features: Features, tokens: int, kernels=CUDA_KERNELS, plan_for=None
     at = NominalAddresses(features, "f16")
     dispatches = kernels.lower_all(plan.launches, at, Bucket(tokens, tokens, 1, 256))
     found = [dict(dispatch.kernel.defines) for dispatch in dispatches]
-    return next(x for x in found if x.keys() & {"KSPLIT", "ROW_TILES"})
+    return next(x for x in found if x.keys() & {"KSPLIT", "ROW_TILES", "X_TILES"})
 
 
 def test_the_tiles_of_formulas_obey_the_rules_of_kernels() -> None:
@@ -131,8 +131,11 @@ def cuda_tiles_of(features: Features, key: TileKey) -> Iterator[tuple[TileKey, T
         each = replace(key, n_x=n_x, weights=1 + gated, stores_blocks=gated)
         gemv, gemm = replace(each, kernel="gemv"), replace(each, kernel="gemm_mma")
         experts = replace(each, kernel="gemm_experts", experts=128)
-        if n_x <= 4:
+        if n_x <= 2:
             yield gemv, cuda_tiles.gemv(features, gemv)
+        if 2 < n_x <= 16 and key.type not in FLOATS:
+            few = replace(each, kernel="gemm_few")
+            yield few, cuda_tiles.gemm_few(features, few)
         if n_x == 1:
             gemv = replace(gemv, normalises=True)
             yield gemv, cuda_tiles.gemv(features, gemv)
@@ -157,6 +160,8 @@ def cuda_tiles_of(features: Features, key: TileKey) -> Iterator[tuple[TileKey, T
         (KEY, CudaGemvTile(64, 1, 1, 1), "threads"),
         (KEY, CudaGemvTile(2, 4, 1, 1), "more splits"),
         (replace(KEY, n_x=3), CudaGemvTile(8, 1, 1, 2), "all rows of x"),
+        (replace(KEY, kernel="gemm_few", n_x=16), FewTile(1, 8), "all rows of x"),
+        (replace(KEY, kernel="gemm_few", n_x=8), FewTile(1, 17), "too many warps"),
         (replace(KEY, kernel="gemm_mma", n_x=64), MmaTile(2, 8, 8, 1, stages=1), "two stages"),
         (replace(KEY, kernel="gemm_mma", n_x=64), MmaTile(2, 1, 8, 1, stages=2), "pairs"),
         (replace(KEY, kernel="gemm_mma", n_x=64), MmaTile(2, 16, 8, 8, stages=4), "shared memory"),
@@ -193,15 +198,16 @@ def test_tiles_that_the_gemm_cannot_run_are_refused(tile: GemmTile, why: str) ->
 
 
 def test_a_lowering_uses_the_tile_of_the_table(cache: Path) -> None:
-    tile = MmaTile(1, 1, warps=4, split=2, blocks=2)
-    write_table({KEY: Row(TILE, 1.0, 2.0), replace(KEY, kernel="gemm_mma", n_x=8): Row(tile)})
+    tile = FewTile(1, warps=1)
+    write_table({KEY: Row(TILE, 1.0, 2.0), replace(KEY, kernel="gemm_few", n_x=8): Row(tile)})
     before, found = LoggingHost.features, backend()
     assert found.n_tuned == 2
     assert found.describe() == "logging host, tuned tiles"
     assert defines(found.features, 1).items() >= {"WAVES": 4, "KSPLIT": 2, "ROWS": 2}.items()
     assert defines(before, 1)["WAVES"] != 4
     # Five rows of x are in the class of up to eight.
-    assert defines(found.features, 5).items() >= {"WARPS": 4, "KSPLIT": 2}.items()
+    assert defines(before, 5)["WARPS"] == 2
+    assert defines(found.features, 5)["WARPS"] == 1
 
 
 def test_the_same_table_serves_vulkan() -> None:

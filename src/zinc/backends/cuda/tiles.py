@@ -29,7 +29,7 @@ ROWS = 4  # of a warp
 MAX_SPLIT = 8
 IN_FLIGHT = 8  # units of weights of a lane; half as many if it multiplies two matrices
 LANE_UNITS = 2  # units of a row that a lane reads; longer rows are split among warps
-# GEMV of several rows. Registers limit the warps of a compute unit. Small blocks end at different
+# GEMV of two rows. Registers limit the warps of a compute unit. Small blocks end at different
 # times, so that others start earlier.
 WARPS_OF_BATCH, SMALL_WARPS = 16, 4  # of a compute unit; of a block
 LONG_ROW = 8  # units of a row for each lane of a warp, from which two warps share it
@@ -47,13 +47,14 @@ FOUR_BITS = {GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q4_K, GGMLType.IQ4_NL, GGMLT
 
 # GEMM on tensor cores.
 SLAB_ROW_BYTES = 256  # of a row in a slab of 128 columns (half_rows.cuh)
-MANY_ROWS = 8192  # weight rows that fill the device with any tile
-LONG_SLABS = 64  # of a row that 16 warps can share
 SHORT_SLABS = 4  # of a row, for which rows of x are not worth a conversion of their own
 SLAB = 128  # columns
 FLOAT_SLAB = 32  # columns (gemm_floats.cu)
 MAX_SPLITS = 8
 MAX_PASSES = 8
+FEW_TILE_ROWS = 16  # weight rows of a tile of few rows of x (gemm_few.cu)
+GROUP_COLS = 256  # that a warp multiplies at once (column_groups.cuh)
+SUMS_BYTES = 100 << 10  # of a block; loads in flight need the rest of an SM's shared memory
 WAVES = 3  # of blocks of experts, so that the last wave matters little
 OTHER_SHARED_BYTES = 20 << 10  # of a block, besides slabs of x
 FULL = 0.9  # blocks for each compute unit from which a grid counts as a full wave
@@ -107,7 +108,7 @@ def _batch_tile(features: Features, key: TileKey, batch: int) -> CudaGemvTile:
     if key.rows >= HUGE_ROWS:
         return CudaGemvTile(SMALL_WARPS, min(2, longest), ROWS, batch, blocks=4)
     if wave < key.rows <= 2 * wave:
-        if batch == 2 and longest >= MAX_SPLIT:
+        if longest >= MAX_SPLIT:
             return CudaGemvTile(SMALL_WARPS, 2, ROWS, batch, blocks=4)
         return CudaGemvTile(SMALL_WARPS, 1, 2, batch)
     split = min(SMALL_WARPS, 1 << (longest.bit_length() - 1))
@@ -209,6 +210,72 @@ class MmaTile:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FewTile:
+    """A tile of a GEMM of few rows of x (kernels/gemm_few.cu): 16 weight rows by `batch` rows.
+
+    x_tiles: tiles of 8 rows of x. warps: of a block, which split the columns.
+    """
+
+    x_tiles: int
+    warps: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of an SM at once."""
+        return max(1, MANY_WARPS // self.warps)
+
+    @property
+    def batch(self) -> int:
+        """Rows of x of a block."""
+        return 8 * self.x_tiles
+
+    @property
+    def defines(self) -> tuple[tuple[str, int], ...]:
+        warps, blocks = ("WARPS", self.warps), ("MIN_BLOCKS", self.blocks)
+        return ("X_TILES", self.x_tiles), warps, blocks
+
+    def tile_bytes(self, key: TileKey) -> int:
+        """Return the shared memory of a tile's sums: those of each warp, and residuals."""
+        slots = 2 * self.warps if key.weights == 2 else self.warps + 1
+        return slots * FEW_TILE_ROWS * self.batch * 4
+
+    def shares(self, features: Features, key: TileKey, n_tiles: int) -> Shares:
+        """Return how the blocks of products that run side by side share their `n_tiles` tiles."""
+        stripe = BLOCK_ROWS // FEW_TILE_ROWS if key.stores_blocks else 1
+        blocks = features.compute_units * self.blocks
+        each = ceil_div(ceil_div(n_tiles, stripe), blocks)
+        most_bytes = min(SUMS_BYTES, features.most_shared_bytes - OTHER_SHARED_BYTES)
+        most = max(1, most_bytes // (self.tile_bytes(key) * stripe))
+        return Shares(stripe, each, ceil_div(each, ceil_div(each, most)))
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How blocks share tiles: a block has `each` stripes of `stripe` tiles, `round` at once."""
+
+    stripe: int
+    each: int
+    round: int
+
+    def blocks(self, n_tiles: int) -> int:
+        """Return the blocks that multiply `n_tiles` tiles."""
+        return ceil_div(ceil_div(n_tiles, self.stripe), self.each)
+
+
+def gemm_few(features: Features, key: TileKey) -> FewTile:
+    """Return the tile of a GEMM of few rows of x."""
+    return features.tuned.choose(key, lambda: _gemm_few(key))
+
+
+def _gemm_few(key: TileKey) -> FewTile:
+    """Return the tile whose warps have as equal shares of the columns as possible."""
+    groups = ceil_div(key.cols, GROUP_COLS)
+    most = min(groups, MANY_WARPS)
+    shares = {n: ceil_div(groups, n) * n for n in range(ceil_div(most, 2), most + 1)}
+    return FewTile(ceil_div(key.n_x, 8), min(shares, key=lambda n: (shares[n], -n)))
+
+
 class SlotTiles(TunedTiles):
     """The tiles of `table`, or else of this module, for the kernels experts and moe_down.
 
@@ -271,12 +338,9 @@ def _blocks(tile: MmaTile, key: TileKey) -> int:
 
 def _gemm_tile(features: Features, key: TileKey) -> MmaTile:
     """Return the tile of a GEMM whose warps multiply alone, as if its grid were full."""
-    is_tall = key.rows >= MANY_ROWS or key.stores_blocks
-    if key.n_x <= 8:
-        return _gemm_8(features, key, is_tall)
-    if key.n_x <= 16:
-        return _gemm_16(features, key, is_tall)
     row_tiles = 2 // key.weights
+    if key.n_x <= 16:  # gemm_few.cu has them, but not the second of two products that are gated
+        return MmaTile(2, ceil_div(key.n_x, 8), warps=8, split=8, blocks=2)
     if key.n_x <= 32 and key.weights == 1 and slab_count(key) <= SHORT_SLABS:
         return MmaTile(2, 1, warps=8, split=4, blocks=2)
     if key.n_x <= 32:
@@ -299,35 +363,6 @@ def _gemm_tile(features: Features, key: TileKey) -> MmaTile:
 def _is_short(features: Features, key: TileKey) -> bool:
     """Return whether tiles of 32 weight rows leave more than half of the device idle."""
     return 2 * ceil_div(key.rows, BLOCK_ROWS) < features.compute_units
-
-
-def _gemm_8(features: Features, key: TileKey, is_tall: bool) -> MmaTile:
-    if key.weights == 2 and key.rows >= MANY_ROWS:
-        return MmaTile(1, 1, warps=16, split=2)
-    if is_tall:
-        return MmaTile(2 // key.weights, 1, warps=8, split=8 // key.weights, blocks=2)
-    slabs = slab_count(key)
-    if key.weights == 2 or slabs < 8:
-        return MmaTile(1, 1, warps=8, split=8, blocks=2)
-    if slabs >= LONG_SLABS:
-        return MmaTile(2, 1, warps=16, split=16)
-    return MmaTile(1, 1, warps=16, split=16 if _is_short(features, key) else 8)
-
-
-def _gemm_16(features: Features, key: TileKey, is_tall: bool) -> MmaTile:
-    row_tiles, slabs = 2 // key.weights, slab_count(key)
-    if is_tall:
-        tall = MmaTile(2, 2, warps=8, split=4)
-        if key.weights == 1 and _blocks(tall, key) < LARGE_GRID * features.compute_units:
-            return tall
-        return MmaTile(row_tiles, 2, warps=4, split=4 // key.weights, blocks=3)
-    narrow = MmaTile(1, 1, warps=16, split=16)
-    if key.weights == 1 and slabs >= 8 and _blocks(narrow, key) <= features.compute_units:
-        return narrow
-    if key.weights == 2 or slabs < 8 or _is_short(features, key):
-        return MmaTile(1, 2, warps=8, split=8, blocks=2)
-    warps = 16 if slabs >= LONG_SLABS else 8
-    return MmaTile(2, 2, warps, split=warps)
 
 
 def _gemm_32(features: Features, key: TileKey) -> MmaTile | None:

@@ -7,8 +7,12 @@ from dataclasses import replace
 
 from zinc.backends.cuda.tiles import (
     BLOCK_ROWS,
+    FEW_TILE_ROWS,
     FLOAT_SLAB,
+    MANY_WARPS,
+    OTHER_SHARED_BYTES,
     CudaGemvTile,
+    FewTile,
     MmaTile,
     float_shared_bytes,
     slab_count,
@@ -207,10 +211,29 @@ def float_seeds(features: Features, key: TileKey) -> Iterable[MmaTile]:
         yield MmaTile(1, x_tiles, warps, split=1, stages=3, blocks=2, splits=splits)
 
 
+def few_refusal(features: Features, key: TileKey, tile: FewTile) -> str:
+    """Return why gemm_few.cu cannot run a tile."""
+    if not 8 * tile.x_tiles >= key.n_x > 8 * (tile.x_tiles - 1):
+        return "it multiplies all rows of x at once"
+    if not 1 <= tile.warps <= MANY_WARPS:
+        return "too many warps"
+    pair = BLOCK_ROWS // FEW_TILE_ROWS
+    fits = pair * tile.tile_bytes(key) + OTHER_SHARED_BYTES <= features.most_shared_bytes
+    return "" if fits else "too much shared memory"
+
+
+def few_seeds(features: Features, key: TileKey) -> Iterable[FewTile]:
+    """Yield tiles of many and of few warps."""
+    x_tiles = ceil_div(key.n_x, 8)
+    for warps in (8, 12, 16):
+        yield FewTile(x_tiles, warps)
+
+
 CUDA_TILINGS = {
     **TILINGS,
     "gemv": Tiling(CudaGemvTile, gemv_refusal, gemv_seeds),
     "gemm_mma": Tiling(MmaTile, gemm_refusal, gemm_seeds),
+    "gemm_few": Tiling(FewTile, few_refusal, few_seeds),
     "gemm_experts": Tiling(MmaTile, expert_refusal, expert_seeds),
     "gemm_floats": Tiling(MmaTile, float_refusal, float_seeds),
 }

@@ -5,9 +5,7 @@
 // flight, across tiles too. It loads the first ones before the kernel waits for x.
 //   BATCH       rows of x, the last of which the step may lack
 //   TILES       most tiles of a block
-//   PARTS       matrices with their own output
 //   PRODUCT     LINEAR, or GLU: each row is multiplied with the same row of two matrices
-//   ACTIVATION  the ActivationFn of GLU
 //   NORM        x is one float32 row, and each block normalises and quantises it
 //   WHOLE       the rows of each matrix are whole tiles
 //   OUT_Q8      the output are rows of 8-bit blocks
@@ -16,9 +14,9 @@
 
 using Arguments = GemvArguments;
 
-#include "activation.cuh"
 #include "arguments/product_kind.h"
 #include "floats.cuh"
+#include "parts.cuh"
 #include "product.cuh"
 #include "q8.cuh"
 #include "sums.cuh"
@@ -99,16 +97,6 @@ struct Column
     }
 };
 
-/// The matrix of the rows of a tile.
-DEVICE const GemvPart& partOf(ARGS, uint tile)
-{
-    uint i = 0;
-    if (PARTS > 1 && tile >= args.second.first_tile) i = 1;
-    if (PARTS > 2 && tile >= args.third.first_tile) i = 2;
-    if (PARTS > 3 && tile >= args.fourth.first_tile) i = 3;
-    return (&args.first)[i];
-}
-
 /// The rows of a tile that a warp multiplies, from row `slot` of the tile on.
 struct Tile
 {
@@ -130,14 +118,6 @@ DEVICE float total(uint i, uint t, uint b, uint m)
     float sum = partial[i][b][m][0][t];
     UNROLL for (uint k = 1; k < KSPLIT; k++) sum += partial[i][b][m][k][t];
     return sum;
-}
-
-DEVICE float gated(ARGS, const GemvPart& part, uint row, uint b, float gate, float up)
-{
-    if (part.bias != nullptr) gate += part.bias[row];
-    if (part.up_bias != nullptr) up += part.up_bias[row];
-    const float y = activate(ACTIVATION, gate, up, args.alpha, args.limit);
-    return part.factor == nullptr ? y : y * sigmoid(*(float*)rowAt(part.factor, b, part.factor_stride));
 }
 
 /// What is added to the product of `row` with row b of x: bias and residual.

@@ -40,15 +40,18 @@ struct RowFactor
 /// Returns the scales of a row of 8-bit blocks with `cols` columns.
 DEVICE float2* scalesOf(uint8_t* row, uint cols) { return (float2*)(row + (cols + 15) / 16 * 16); }
 
+/// Returns the factor of numbers in 8-bit blocks whose largest scale is `top`.
+DEVICE RowFactor factorOfScale(float top)
+{
+    const uint exponent = min(max(asuint(127.0f * top) >> 23, 14u), 254u);
+    return { asfloat((267 - exponent) << 23), asfloat((exponent - 13) << 23) };
+}
+
 /// Returns the factor of a row of 8-bit blocks. All lanes of a warp call it.
 DEVICE RowFactor factorOf(uint8_t* row, uint cols, uint lane)
 {
     float top = 0;
     for (uint block = lane; block < (cols + 31) / 32; block += SUBGROUP)
         top = max(top, scalesOf(row, cols)[block].x);
-    uint exponent = min(max(asuint(127.0f * warpMax(top)) >> 23, 14u), 254u);
-    RowFactor r;
-    r.factor = asfloat((267 - exponent) << 23);
-    r.inverse = asfloat((exponent - 13) << 23);
-    return r;
+    return factorOfScale(warpMax(top));
 }

@@ -31,6 +31,11 @@ DEVICE void copyAsync(void* shared, const void* global, bool exists)
     emulator::copy_async(shared, exists ? global : nullptr);
 }
 
+DEVICE void copyWordAsync(void* shared, const void* global)
+{
+    *(uint*)shared = *(const uint*)global;
+}
+
 DEVICE void commitCopies() { emulator::commit_copies(); }
 
 template <int pending> DEVICE void waitForCopies() { emulator::wait_for_copies(pending); }
@@ -76,6 +81,14 @@ DEVICE void copyAsync(void* shared, const void* global, bool exists)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(sharedAddress(shared)),
                  "l"(__cvta_generic_to_global(global)), "r"(exists ? 16 : 0)
+                 : "memory");
+}
+
+/// As `copyAsync`, for four bytes that exist.
+DEVICE void copyWordAsync(void* shared, const void* global)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(sharedAddress(shared)),
+                 "l"(__cvta_generic_to_global(global))
                  : "memory");
 }
 

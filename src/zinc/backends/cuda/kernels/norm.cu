@@ -38,8 +38,9 @@ EARLY_KERNEL(norm, Arguments)
         weight[i] = 1.0f;
         if (args.weight != nullptr && col < n) weight[i] = loadFour(weights, n, col);
     }
+    const bool exists = group.y < rowsOf(args.step, args.dim);
     waitForInputs();
-    if (group.y >= rowsOf(args.step, args.dim)) return;
+    if (!exists) return;
     uint8_t* x = rowAt(args.x, group.y, args.x_stride) + 4 * first;
     uint8_t* other = rowAt(args.other, group.y, args.other_stride) + (LIKE ? 0 : 4 * first);
     // Issue all loads before the barrier of the sum.

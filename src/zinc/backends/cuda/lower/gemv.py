@@ -1,4 +1,4 @@
-"""Lowerings of linear and linear_glu for few rows of x, and for one row with the norm before them.
+"""Lowerings of linear and linear_glu for one or two rows of x; for one row with the norm before.
 
 The matrices of a linear that have one format share a dispatch. Float weights have this kernel for
 one row only, and other products are lowered as on other GPUs.
@@ -7,28 +7,34 @@ one row only, and other products are lowered as on other GPUs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 
 from zinc.backends.cuda import tiles
+from zinc.backends.cuda.lower.parts import (
+    NO_NORM,
+    Norm,
+    Part,
+    arguments_of,
+    gated_part,
+    parts_of,
+)
 from zinc.backends.cuda.lower.registry import fuses, lowers
 from zinc.backends.plans import Launch, Ref
-from zinc.gpu.addresses import Addresses, DeviceWeight
+from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.constants import ProductKind
-from zinc.gpu.arguments.structs import GemvArguments, GemvPart, Matrix
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower import linear as several_rows
 from zinc.gpu.lower.linear import NO_ACTIVATION, GatedActivation
 from zinc.gpu.lower.operands import (
     ceil_div,
-    dim_code,
     in_vectors,
     ref_or_null,
     rows,
     vector_or_null,
 )
-from zinc.gpu.lower.weights import distance, format_defines, matrix, same_layout, weight_of
+from zinc.gpu.lower.weights import format_defines, same_layout, weight_of
 from zinc.gpu.packing import FLOATS
 from zinc.gpu.tuned import TileKey
 from zinc.ops.graph import Node
@@ -37,38 +43,14 @@ from zinc.ops.values import RowFormat, Weight
 
 NORMALISES = True  # whether GEMVs normalise x themselves, or wait for a kernel that does
 MAX_NORM_COLS = 16384  # of a row in shared memory
-MAX_ROWS = 4  # rows of x; with more, tensor cores are faster
-
-NO_PART = GemvPart(
-    w=Matrix(q=0, h=0, s=0),
-    up=0,
-    y=0,
-    bias=0,
-    up_bias=0,
-    residual=0,
-    factor=0,
-    y_stride=0,
-    residual_stride=0,
-    factor_stride=0,
-    rows=0,
-    first_tile=0,
-)
+MAX_ROWS = 2  # rows of x; with more, tensor cores are faster
 
 
 def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     x = rows(launch, "x")
     if not _has_few_rows(at, x, bucket):
         return several_rows.linear(launch, at, bucket)
-    parts = [
-        _Part(
-            weight_of(at, launch.input("weight", part)),
-            ref_or_null(at, out),
-            vector_or_null(at, launch.input("bias", part)),
-            residual=ref_or_null(at, launch.input("residual", part)),
-        )
-        for part, out in enumerate(launch.outputs)
-    ]
-    return _by_format(at, bucket, x, parts)
+    return _by_format(at, bucket, x, parts_of(launch, at))
 
 
 def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
@@ -76,27 +58,19 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     gate, up = (weight_of(at, launch.input(name)) for name in ("gate", "up"))
     if not _has_few_rows(at, x, bucket) or not same_layout(gate, up):
         return several_rows.linear_glu(launch, at, bucket)
-    activation, part = GatedActivation.of(launch), _gated_part(launch, at)
+    activation, part = GatedActivation.of(launch), gated_part(launch, at)
     return [_dispatch(at, bucket, x, (part,), ProductKind.GLU, activation, out.format)]
 
 
 @lowers("norm_linear")
 def norm_linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    parts = [
-        _Part(
-            weight_of(at, launch.input("weight", part)),
-            ref_or_null(at, out),
-            vector_or_null(at, launch.input("bias", part)),
-        )
-        for part, out in enumerate(launch.outputs)
-    ]
-    return _by_format(at, bucket, rows(launch, "x"), parts, _norm_of(launch, at))
+    return _by_format(at, bucket, rows(launch, "x"), parts_of(launch, at), _norm_of(launch, at))
 
 
 @lowers("norm_linear_glu")
 def norm_linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     out, activation = launch.outputs[0], GatedActivation.of(launch)
-    part = _gated_part(launch, at)
+    part = gated_part(launch, at)
     norm = _norm_of(launch, at)
     x = rows(launch, "x")
     return [_dispatch(at, bucket, x, (part,), ProductKind.GLU, activation, out.format, norm)]
@@ -105,7 +79,7 @@ def norm_linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispa
 @lowers("linear_glu_gate")
 def linear_glu_gate(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     out, activation = launch.outputs[0], GatedActivation.of(launch)
-    part = replace(_gated_part(launch, at), factor=ref_or_null(at, rows(launch, "g")))
+    part = replace(gated_part(launch, at), factor=ref_or_null(at, rows(launch, "g")))
     x = rows(launch, "x")
     return [_dispatch(at, bucket, x, (part,), ProductKind.GLU, activation, out.format)]
 
@@ -138,17 +112,9 @@ def _steps(node: Node, weights: Sequence[Weight]) -> StepCondition | None:
     return StepCondition(tokens=1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Norm:
-    """The norm of x: address of its weights, and epsilon."""
-
-    weights: int
-    eps: float
-
-
-def _norm_of(launch: Launch, at: Addresses) -> _Norm:
+def _norm_of(launch: Launch, at: Addresses) -> Norm:
     weights = vector_or_null(at, launch.input("norm"))
-    return _Norm(weights, float(launch.attributes["eps"]))
+    return Norm(weights, float(launch.attributes["eps"]))
 
 
 def _has_few_rows(at: Addresses, x: Ref, bucket: Bucket) -> bool:
@@ -157,51 +123,8 @@ def _has_few_rows(at: Addresses, x: Ref, bucket: Bucket) -> bool:
     return bucket.rows(x.dim) <= most and not at.features.batch_invariant
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A weight matrix with its output, bias and residual (`GemvPart`).
-
-    y, residual, factor: address of rows, and bytes from row to row.
-    """
-
-    w: DeviceWeight
-    y: tuple[int, int]
-    bias: int = 0
-    up_bias: int = 0
-    up: int = 0
-    residual: tuple[int, int] = (0, 0)
-    factor: tuple[int, int] = (0, 0)
-
-    @property
-    def rows(self) -> int:
-        return self.w.planes * self.w.rows
-
-    def arguments(self, first_tile: int) -> GemvPart:
-        return GemvPart(
-            w=matrix(self.w),
-            up=self.up,
-            y=self.y[0],
-            bias=self.bias,
-            up_bias=self.up_bias,
-            residual=self.residual[0],
-            factor=self.factor[0],
-            y_stride=self.y[1],
-            residual_stride=self.residual[1],
-            factor_stride=self.factor[1],
-            rows=self.rows,
-            first_tile=first_tile,
-        )
-
-
-def _gated_part(launch: Launch, at: Addresses) -> _Part:
-    """Return the two matrices of a gated product, which have one layout."""
-    gate, up = (weight_of(at, launch.input(name)) for name in ("gate", "up"))
-    bias, up_bias = (vector_or_null(at, launch.input(f"{name}_bias")) for name in ("gate", "up"))
-    return _Part(gate, ref_or_null(at, launch.outputs[0]), bias, up_bias, distance(gate, up))
-
-
 def _by_format(
-    at: Addresses, bucket: Bucket, x: Ref, parts: Sequence[_Part], norm: _Norm | None = None
+    at: Addresses, bucket: Bucket, x: Ref, parts: Sequence[Part], norm: Norm = NO_NORM
 ) -> list[Dispatch]:
     """Return a dispatch for the parts of each format."""
     ordered = sorted(parts, key=lambda part: part.w.type)
@@ -215,11 +138,11 @@ def _dispatch(
     at: Addresses,
     bucket: Bucket,
     x: Ref,
-    parts: Sequence[_Part],
+    parts: Sequence[Part],
     kind: ProductKind,
     activation: GatedActivation = NO_ACTIVATION,
     y_format: RowFormat = RowFormat.F32,
-    norm: _Norm | None = None,
+    norm: Norm = NO_NORM,
 ) -> Dispatch:
     """Return the product of `x` with the matrices of `parts`, which have one format.
 
@@ -234,37 +157,18 @@ def _dispatch(
         bucket.rows(x.dim),
         weights=2 if kind is ProductKind.GLU else 1,
         stores_blocks=stores_blocks,
-        normalises=norm is not None,
+        normalises=norm is not NO_NORM,
     )
     tile = tiles.gemv(at.features, key)
-    n_tiles, placed = 0, []
-    for part in parts:
-        placed.append(part.arguments(n_tiles))
-        n_tiles += ceil_div(part.rows, tile.tile)
-    first, second, third, fourth = (*placed, *[NO_PART] * (4 - len(placed)))
-    arguments = GemvArguments(
-        step=at.step,
-        x=at.ref(x),
-        first=first,
-        second=second,
-        third=third,
-        fourth=fourth,
-        norm=norm.weights if norm else 0,
-        x_stride=x.stride,
-        dim=dim_code(x.dim, bucket),
-        tiles=n_tiles,
-        eps=norm.eps if norm else 0.0,
-        alpha=activation.alpha,
-        limit=activation.limit,
-    )
+    arguments = arguments_of(at, bucket, x, parts, tile.tile, activation, norm)
     formats = dict(format_defines(at, w, x, w.cols))
-    if norm is not None:
+    if norm is not NO_NORM:
         formats |= {"ROWS_Q8": 1, "VECTORS": in_vectors(at, x)}
-    blocks = tile.grid(at.features, n_tiles)
+    blocks = tile.grid(at.features, arguments.tiles)
     defines = (
         *formats.items(),
-        ("TILES", ceil_div(n_tiles, blocks)),
-        ("NORM", int(norm is not None)),
+        ("TILES", ceil_div(arguments.tiles, blocks)),
+        ("NORM", int(norm is not NO_NORM)),
         ("PARTS", len(parts)),
         ("PRODUCT", kind),
         ("ACTIVATION", activation.fn),

@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 from zinc.backends.cuda import tiles
-from zinc.backends.cuda.lower import float_products, gemv
+from zinc.backends.cuda.lower import few_rows, float_products, gemv
 from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.cuda.tiles import SLAB, SLAB_ROW_BYTES, MmaTile, SlotTiles
 from zinc.backends.plans import Launch, Ref
@@ -57,6 +57,8 @@ NO_ROWS = HalfRows()
 
 @lowers("linear")
 def linear_products(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    if few_rows.takes(launch, at, bucket):
+        return few_rows.linear(launch, at, bucket)
     x, products = rows(launch, "x"), linear.products_of(launch, at)
     if _takes_rows(at, bucket, x, FEW_ROWS):
         return _side_by_side(products, at, bucket)
@@ -72,6 +74,8 @@ def gated_products(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
     if float_products.takes(at, bucket, x, weights):
         products = linear.gated_products_of(launch, at, bucket, joins=False)
         return float_products.dispatches(products, at, bucket, in_order=True)
+    if few_rows.takes(launch, at, bucket):
+        return few_rows.linear_glu(launch, at, bucket)
     if not _takes_rows(at, bucket, x, FEW_ROWS):
         return gemv.linear_glu(launch, at, bucket)
     products = linear.gated_products_of(launch, at, bucket, joins=True)

@@ -1,0 +1,129 @@
+"""The matrices of a launch with their outputs, as kernels of few rows of x take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zinc.backends.plans import Launch, Ref
+from zinc.gpu.addresses import Addresses, DeviceWeight
+from zinc.gpu.arguments.structs import GemvArguments, GemvPart, Matrix
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.lower.linear import NO_ACTIVATION, GatedActivation
+from zinc.gpu.lower.operands import ceil_div, dim_code, ref_or_null, vector_or_null
+from zinc.gpu.lower.weights import distance, matrix, weight_of
+
+NO_PART = GemvPart(
+    w=Matrix(q=0, h=0, s=0),
+    up=0,
+    y=0,
+    bias=0,
+    up_bias=0,
+    residual=0,
+    factor=0,
+    y_stride=0,
+    residual_stride=0,
+    factor_stride=0,
+    rows=0,
+    first_tile=0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A weight matrix with its output, bias and residual (`GemvPart`).
+
+    y, residual, factor: address of rows, and bytes from row to row.
+    """
+
+    w: DeviceWeight
+    y: tuple[int, int]
+    bias: int = 0
+    up_bias: int = 0
+    up: int = 0
+    residual: tuple[int, int] = (0, 0)
+    factor: tuple[int, int] = (0, 0)
+
+    @property
+    def rows(self) -> int:
+        return self.w.planes * self.w.rows
+
+    def arguments(self, first_tile: int) -> GemvPart:
+        return GemvPart(
+            w=matrix(self.w),
+            up=self.up,
+            y=self.y[0],
+            bias=self.bias,
+            up_bias=self.up_bias,
+            residual=self.residual[0],
+            factor=self.factor[0],
+            y_stride=self.y[1],
+            residual_stride=self.residual[1],
+            factor_stride=self.factor[1],
+            rows=self.rows,
+            first_tile=first_tile,
+        )
+
+
+def parts_of(launch: Launch, at: Addresses) -> list[Part]:
+    """Return the matrices of a linear, or of a norm_linear, which has no residuals."""
+    adds = launch.kernel == "linear"
+    return [
+        Part(
+            weight_of(at, launch.input("weight", part)),
+            ref_or_null(at, out),
+            vector_or_null(at, launch.input("bias", part)),
+            residual=ref_or_null(at, launch.input("residual", part) if adds else None),
+        )
+        for part, out in enumerate(launch.outputs)
+    ]
+
+
+def gated_part(launch: Launch, at: Addresses) -> Part:
+    """Return the two matrices of a gated product, which have one layout."""
+    gate, up = (weight_of(at, launch.input(name)) for name in ("gate", "up"))
+    bias, up_bias = (vector_or_null(at, launch.input(f"{name}_bias")) for name in ("gate", "up"))
+    return Part(gate, ref_or_null(at, launch.outputs[0]), bias, up_bias, distance(gate, up))
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """The norm of x: address of its weights, and epsilon."""
+
+    weights: int = 0
+    eps: float = 0.0
+
+
+NO_NORM = Norm()
+
+
+def arguments_of(
+    at: Addresses,
+    bucket: Bucket,
+    x: Ref,
+    parts: Sequence[Part],
+    tile_rows: int,
+    activation: GatedActivation = NO_ACTIVATION,
+    norm: Norm = NO_NORM,
+) -> GemvArguments:
+    """Return the arguments of a kernel whose tiles have `tile_rows` rows of one of `parts`."""
+    n_tiles, placed = 0, []
+    for part in parts:
+        placed.append(part.arguments(n_tiles))
+        n_tiles += ceil_div(part.rows, tile_rows)
+    first, second, third, fourth = (*placed, *[NO_PART] * (4 - len(placed)))
+    return GemvArguments(
+        step=at.step,
+        x=at.ref(x),
+        first=first,
+        second=second,
+        third=third,
+        fourth=fourth,
+        norm=norm.weights,
+        x_stride=x.stride,
+        dim=dim_code(x.dim, bucket),
+        tiles=n_tiles,
+        eps=norm.eps,
+        alpha=activation.alpha,
+        limit=activation.limit,
+    )

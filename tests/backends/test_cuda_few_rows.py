@@ -1,0 +1,86 @@
+"""CUDA's GEMM of 3 to 16 rows of x, on the emulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cuda_emulator import emulated
+from ops.running import run
+
+from zinc.backends import api
+from zinc.backends.cuda import tiles
+from zinc.gpu.lower.operands import ceil_div
+from zinc.gpu.tuned import TileKey
+from zinc.ops.cases import Case
+from zinc.ops.values import ActivationFn
+from zinc.quant.blocks import GGMLType
+
+pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="there is no g++")
+
+TOLERANCE = 1e-2  # kernels round rows to 8 bits, the reference does not
+
+
+def case_of(n_tokens: int, rows: int, cols: int, type: GGMLType) -> Case:
+    """Return a gated product that feeds a linear with a bias and a residual."""
+    case = Case("few", n_tokens=n_tokens)
+    graph, residual, x = case.graph, case.rows(40), case.rows(cols)
+    gate, up = (graph.linear(x, case.matrix(rows, cols, type, cols**-0.5)) for _ in range(2))
+    h = graph.glu(gate, up, activation=ActivationFn.SILU)
+    down = case.matrix(40, rows, type, rows**-0.5)
+    return case.returns(graph.add(graph.linear(h, down, case.vector(40)), residual))
+
+
+def error_of(case: Case) -> float:
+    """Return the relative error of the kernels for `case`."""
+    got, want = run(emulated.backend(), case), run(api.create("ref"), case)
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+@pytest.mark.parametrize(
+    "type",
+    [
+        GGMLType.Q4_K,
+        *(
+            pytest.param(type, marks=pytest.mark.every)
+            for type in (
+                GGMLType.Q5_K,
+                GGMLType.Q6_K,
+                GGMLType.Q3_K,
+                GGMLType.IQ3_S,
+                GGMLType.MXFP4,
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize("n_tokens", [3, pytest.param(16, marks=pytest.mark.every)])
+def test_rows_agree_with_the_reference(type: GGMLType, n_tokens: int) -> None:
+    assert error_of(case_of(n_tokens, 256, 512, type)) <= TOLERANCE
+
+
+def test_columns_that_are_no_whole_groups() -> None:
+    assert error_of(case_of(4, 96, 544, GGMLType.Q8_0)) <= TOLERANCE
+
+
+def test_warps_take_several_turns_and_blocks_several_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    features, tile = emulated.EmulatedHost.features, tiles.FewTile(1, 2)
+    key = TileKey("gemm_few", GGMLType.Q4_K, 512, 1280, 8, weights=2, stores_blocks=True)
+    monkeypatch.setattr(tiles, "_gemm_few", lambda key: tile)
+    monkeypatch.setattr(tiles, "MANY_WARPS", 2)
+    monkeypatch.setattr(tiles, "SUMS_BYTES", 2 * tile.tile_bytes(key))
+    shares = tile.shares(features, key, ceil_div(key.rows, tiles.FEW_TILE_ROWS))
+    assert shares.each > shares.round, "each block would have one round"
+    assert error_of(case_of(5, key.rows, key.cols, key.type)) <= TOLERANCE
+
+
+def test_matrices_of_several_formats_share_the_compute_units() -> None:
+    case = Case("formats", n_tokens=4)
+    graph, x = case.graph, case.rows(256)
+    types = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q4_K)
+    parts = [
+        graph.linear(x, case.matrix(rows, 256, type, 1 / 16))
+        for rows, type in zip((64, 40, 24), types, strict=True)
+    ]
+    both = graph.concat_heads(parts[0], parts[1], n_heads=1)
+    assert error_of(case.returns(graph.concat_heads(both, parts[2], n_heads=1))) <= TOLERANCE
