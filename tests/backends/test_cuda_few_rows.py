@@ -1,4 +1,4 @@
-"""CUDA's GEMM of 3 to 16 rows of x, on the emulator."""
+"""CUDA's GEMM of 5 to 16 rows of x, on the emulator."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def error_of(case: Case) -> float:
         ),
     ],
 )
-@pytest.mark.parametrize("n_tokens", [3, pytest.param(16, marks=pytest.mark.every)])
+@pytest.mark.parametrize("n_tokens", [5, pytest.param(16, marks=pytest.mark.every)])
 def test_rows_agree_with_the_reference(type: GGMLType, n_tokens: int) -> None:
     assert error_of(case_of(n_tokens, 256, 512, type)) <= TOLERANCE
 
 
 def test_columns_that_are_no_whole_groups() -> None:
-    assert error_of(case_of(4, 96, 544, GGMLType.Q8_0)) <= TOLERANCE
+    assert error_of(case_of(6, 96, 544, GGMLType.Q8_0)) <= TOLERANCE
 
 
 def test_warps_take_several_turns_and_blocks_several_rounds(
@@ -75,7 +75,7 @@ def test_warps_take_several_turns_and_blocks_several_rounds(
 
 
 def test_matrices_of_several_formats_share_the_compute_units() -> None:
-    case = Case("formats", n_tokens=4)
+    case = Case("formats", n_tokens=7)
     graph, x = case.graph, case.rows(256)
     types = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q4_K)
     parts = [

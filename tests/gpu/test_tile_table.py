@@ -131,9 +131,9 @@ def cuda_tiles_of(features: Features, key: TileKey) -> Iterator[tuple[TileKey, T
         each = replace(key, n_x=n_x, weights=1 + gated, stores_blocks=gated)
         gemv, gemm = replace(each, kernel="gemv"), replace(each, kernel="gemm_mma")
         experts = replace(each, kernel="gemm_experts", experts=128)
-        if n_x <= 2:
+        if n_x <= 4:
             yield gemv, cuda_tiles.gemv(features, gemv)
-        if 2 < n_x <= 16 and key.type not in FLOATS:
+        if 4 < n_x <= 16 and key.type not in FLOATS:
             few = replace(each, kernel="gemm_few")
             yield few, cuda_tiles.gemm_few(features, few)
         if n_x == 1:

@@ -29,7 +29,7 @@ ROWS = 4  # of a warp
 MAX_SPLIT = 8
 IN_FLIGHT = 8  # units of weights of a lane; half as many if it multiplies two matrices
 LANE_UNITS = 2  # units of a row that a lane reads; longer rows are split among warps
-# GEMV of two rows. Registers limit the warps of a compute unit. Small blocks end at different
+# GEMV of several rows. Registers limit the warps of a compute unit. Small blocks end at different
 # times, so that others start earlier.
 WARPS_OF_BATCH, SMALL_WARPS = 16, 4  # of a compute unit; of a block
 LONG_ROW = 8  # units of a row for each lane of a warp, from which two warps share it
@@ -108,7 +108,7 @@ def _batch_tile(features: Features, key: TileKey, batch: int) -> CudaGemvTile:
     if key.rows >= HUGE_ROWS:
         return CudaGemvTile(SMALL_WARPS, min(2, longest), ROWS, batch, blocks=4)
     if wave < key.rows <= 2 * wave:
-        if longest >= MAX_SPLIT:
+        if batch == 2 and longest >= MAX_SPLIT:
             return CudaGemvTile(SMALL_WARPS, 2, ROWS, batch, blocks=4)
         return CudaGemvTile(SMALL_WARPS, 1, 2, batch)
     split = min(SMALL_WARPS, 1 << (longest.bit_length() - 1))

@@ -1,4 +1,4 @@
-"""Lowerings of linear and linear_glu for 3 to 16 rows of x on tensor cores (kernels/gemm_few.cu).
+"""Lowerings of linear and linear_glu for 5 to 16 rows of x on tensor cores (kernels/gemm_few.cu).
 
 The matrices of a linear that have one format share a dispatch. Those of several formats run side by
 side, so their blocks divide the compute units.
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from zinc.backends.cuda import tiles
+from zinc.backends.cuda.lower import gemv
 from zinc.backends.cuda.lower.parts import Part, arguments_of, gated_part, parts_of
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
@@ -22,7 +23,7 @@ from zinc.gpu.lower.weights import format_defines, same_layout, weight_of
 from zinc.gpu.tuned import TileKey
 from zinc.ops.values import RowFormat
 
-FEWEST_ROWS, MOST_ROWS = 3, 16  # rows of x
+FEWEST_ROWS, MOST_ROWS = gemv.MAX_ROWS + 1, 16  # rows of x
 
 
 def takes(launch: Launch, at: Addresses, bucket: Bucket) -> bool:

@@ -1,4 +1,4 @@
-"""Lowerings of linear and linear_glu for one or two rows of x; for one row with the norm before.
+"""Lowerings of linear and linear_glu for few rows of x, and for one row with the norm before them.
 
 The matrices of a linear that have one format share a dispatch. Float weights have this kernel for
 one row only, and other products are lowered as on other GPUs.
@@ -43,7 +43,7 @@ from zinc.ops.values import RowFormat, Weight
 
 NORMALISES = True  # whether GEMVs normalise x themselves, or wait for a kernel that does
 MAX_NORM_COLS = 16384  # of a row in shared memory
-MAX_ROWS = 2  # rows of x; with more, tensor cores are faster
+MAX_ROWS = 4  # rows of x; with more, tensor cores are faster
 
 
 def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:

@@ -40,7 +40,6 @@ from zinc.ops.values import RowFormat
 GROUP = 8  # rows of a group (half_rows.cuh)
 WIDE = 4  # slabs that a block of half_rows converts
 SUM_THREADS = 128  # of moe_sum
-FEW_ROWS = gemv.MAX_ROWS + 1  # from here on tensor cores multiply with dense weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def linear_products(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispa
     if few_rows.takes(launch, at, bucket):
         return few_rows.linear(launch, at, bucket)
     x, products = rows(launch, "x"), linear.products_of(launch, at)
-    if _takes_rows(at, bucket, x, FEW_ROWS):
+    if _takes_rows(at, bucket, x, few_rows.FEWEST_ROWS):
         return _side_by_side(products, at, bucket)
     if float_products.takes(at, bucket, x, [product.w for product in products]):
         return float_products.dispatches(products, at, bucket)
@@ -76,7 +75,7 @@ def gated_products(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
         return float_products.dispatches(products, at, bucket, in_order=True)
     if few_rows.takes(launch, at, bucket):
         return few_rows.linear_glu(launch, at, bucket)
-    if not _takes_rows(at, bucket, x, FEW_ROWS):
+    if not _takes_rows(at, bucket, x, few_rows.FEWEST_ROWS):
         return gemv.linear_glu(launch, at, bucket)
     products = linear.gated_products_of(launch, at, bucket, joins=True)
     first = _side_by_side(products[:1], at, bucket)
