@@ -21,6 +21,7 @@ from models.harness import (
     expected,
     fixture_names,
     relative_error,
+    runs_on,
 )
 from ops.running import run
 from present import absent
@@ -41,7 +42,7 @@ from zinc.ops.values import ActivationFn
 from zinc.plan.planner import make_plan
 from zinc.plan.weights import tensor_data
 from zinc.quant.blocks import GGMLType
-from zinc.testing.parity import case_tolerance, every_case
+from zinc.testing.parity import case_tolerance, every_case, is_for
 
 pytestmark = [
     pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulkan", "")),
@@ -285,7 +286,11 @@ def test_products_with_intels_matrices_agree_with_reference(
 
 # Other ops use no matrices, and test_vulkan_subgroups.py tests them.
 WITH_MATRICES = ("linear", "linear_glu", "head_linear", "moe_glu", "moe_down", "attention")
-MATRIX_CASES = [(op, case) for op, case in every_case() if op.name in WITH_MATRICES]
+MATRIX_CASES = [
+    (op, case)
+    for op, case in every_case()
+    if op.name in WITH_MATRICES and is_for(api.kernels("vulkan"), op, case)
+]
 
 
 @pytest.mark.every
@@ -297,7 +302,7 @@ def test_every_case_agrees_with_reference_on_intels_matrices(
 
 
 @pytest.mark.every
-@pytest.mark.parametrize("name", fixture_names())
+@pytest.mark.parametrize("name", [x for x in fixture_names() if runs_on(x, "vulkan")])
 def test_models_with_intels_matrices_give_the_published_logits(
     intel: VulkanBackend, name: str
 ) -> None:
