@@ -46,7 +46,7 @@ class Directory:
         self._n_bytes -= n_bytes
 
     def touch(self, key: str, names: Iterable[str]) -> list[str]:
-        """Record a use of the files `names`; return those that are missing."""
+        """Mark the files `names` as used now. Return the names of missing files."""
         missing = []
         for name in names:
             if (key, name) in self._files:
@@ -92,7 +92,7 @@ class SharedStore:
         self.call("add", self.key, header.name, [self.objects.put(content)], len(content))
 
     def touch(self, names: Iterable[str]) -> list[str]:
-        """Record a use of the files `names`; return those that are missing."""
+        """Mark the files `names` as used now. Return the names of missing files."""
         missing: list[str] = self.call("touch", self.key, list(names))
         return missing
 

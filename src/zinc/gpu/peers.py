@@ -2,8 +2,9 @@
 
 Without this, the host reads and writes the rows between the launches of a step. With it, a step is
 one submission for each GPU, and steps are queued before others have ended. An exchange is a barrier
-between the GPUs that take part in it (kernels/exchange.cu). All take part in an all-reduce, but
-those that pass rows from layer to layer do so in pairs, because others may be at other steps.
+between the GPUs that take part in it (kernels/exchange.cu). All GPUs take part in an all-reduce. A
+transfer between layers involves only its sender and its receiver, because the other GPUs may be
+running other steps.
 """
 
 from __future__ import annotations
@@ -169,8 +170,8 @@ class Peers:
             tables.append(host.buffer(aligned(len(packed))))
             host.write(tables[-1], 0, packed)
         for host, buffer in zip(hosts, rounds, strict=True):
-            # A card may still run steps of another program. If it cleared its flags after them, it
-            # could miss those that other cards have set by then.
+            # Wait until the flags are cleared. A card may still run steps of another program, and
+            # clearing after those steps would erase flags that other cards have set meanwhile.
             host.read(buffer, 0, 4)
         self._tables = tables
         self._buffers = (*mailboxes, *flags, *rounds)

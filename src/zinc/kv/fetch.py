@@ -91,7 +91,7 @@ class Fetch:
     _ready: queue.Queue[tuple[_File, bytes]] = field(default_factory=lambda: queue.Queue(_AHEAD))
 
     def cancel(self) -> None:
-        """Take no more of it."""
+        """Stop the fetch: ignore files that have not been put into the tree yet."""
         self.is_done = True
 
     # -- in a thread of the fetcher ---------------------------------------------------------------
@@ -181,7 +181,7 @@ class PrefixFetcher:
         ends: Sequence[int],
         token_s: float | None,
     ) -> Fetch:
-        """Begin to fetch what is missing of the first `limit` tokens of a prompt.
+        """Start to fetch what the tree lacks of the first `limit` tokens of a prompt.
 
         key: token ids of the prompt, from `key_of`. ends: where a recurrent model may have left a
         checkpoint. token_s: seconds to run a token, None if unknown.
@@ -222,7 +222,7 @@ class PrefixFetcher:
         return fetch
 
     def advance(self) -> None:
-        """Put what has arrived into the tree, about `STEP_BYTES` of it."""
+        """Insert fetched files into the tree, about `STEP_BYTES` a call."""
         self._changed.clear()
         budget = STEP_BYTES
         for fetch in list(self._fetches):

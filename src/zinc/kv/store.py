@@ -40,7 +40,7 @@ class Store(Protocol):
         """Write a file. Raises OSError."""
 
     def touch(self, names: Iterable[str]) -> list[str]:
-        """Record a use of the files `names`; return those that are missing. Raises OSError."""
+        """Mark the files `names` as used now. Return the names of missing files. Raises OSError."""
 
     def remove(self, name: str) -> None:
         """Remove a file, if there is one. Raises OSError."""
@@ -73,7 +73,7 @@ class FolderStore:
         cache_file.write_file(self.folder, self.key, header, data)
 
     def touch(self, names: Iterable[str]) -> list[str]:
-        """Record a use of the files `names`; return those that are missing."""
+        """Mark the files `names` as used now. Return the names of missing files."""
         missing = []
         for name in names:
             try:

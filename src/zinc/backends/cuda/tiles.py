@@ -339,7 +339,7 @@ def _blocks(tile: MmaTile, key: TileKey) -> int:
 def _gemm_tile(features: Features, key: TileKey) -> MmaTile:
     """Return the tile of a GEMM whose warps multiply alone, as if its grid were full."""
     row_tiles = 2 // key.weights
-    if key.n_x <= 16:  # gemm_few.cu has them, but not the second of two products that are gated
+    if key.n_x <= 16:  # gate and up have different formats; gemm_few.cu multiplies all others
         return MmaTile(2, ceil_div(key.n_x, 8), warps=8, split=8, blocks=2)
     if key.n_x <= 32 and key.weights == 1 and slab_count(key) <= SHORT_SLABS:
         return MmaTile(2, 1, warps=8, split=4, blocks=2)

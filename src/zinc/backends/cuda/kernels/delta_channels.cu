@@ -229,14 +229,8 @@ KERNEL(delta_channels, Arguments)
 {
     const uint thread = threadIdx.x, lane = thread % SUBGROUP, warp = thread / SUBGROUP;
     uint head = blockIdx.y;
-    RowBlock chunk = findBlock<CHUNK>(args.step, blockIdx.x);
+    const RowBlock chunk = findChunk(args.step, blockIdx.x);
     if (chunk.rows == 0) return;
-#if ROLLBACK
-    PartRows scanned = rowsOfPart(args.step, chunk.sequence, SCAN);
-    chunk.start += scanned.begin - chunk.first;
-    if (chunk.start >= scanned.end) return;
-    chunk.rows = CHUNK;
-#endif
     loadRows(args, chunk, head, warp, lane);
     __syncthreads();
     multiplyHalves(warp, lane);

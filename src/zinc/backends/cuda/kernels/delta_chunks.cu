@@ -127,14 +127,8 @@ KERNEL(delta_chunks, Arguments)
 {
     const uint thread = threadIdx.x, lane = thread % SUBGROUP, warp = thread / SUBGROUP;
     uint k_head = blockIdx.y, each = args.n_v_heads / args.n_k_heads;
-    RowBlock chunk = findBlock<CHUNK>(args.step, blockIdx.x);
+    const RowBlock chunk = findChunk(args.step, blockIdx.x);
     if (chunk.rows == 0) return;
-#if ROLLBACK
-    PartRows scanned = rowsOfPart(args.step, chunk.sequence, SCAN);
-    chunk.start += scanned.begin - chunk.first;
-    if (chunk.start >= scanned.end) return;
-    chunk.rows = CHUNK;
-#endif
     loadKeys(args, chunk, k_head, warp, lane);
     __syncthreads();
     multiplyKeys(warp, lane);

@@ -4,6 +4,20 @@
 
 #include "delta_chunk.cuh"
 
+/// Returns the chunk at a slot. It has no rows if there is none. States that can be set back are
+/// scanned over whole chunks only.
+DEVICE RowBlock findChunk(StepHeader* step, uint slot)
+{
+    RowBlock chunk = findBlock<CHUNK>(step, slot);
+#if ROLLBACK
+    if (chunk.rows == 0) return chunk;
+    const PartRows scanned = rowsOfPart(step, chunk.sequence, SCAN);
+    chunk.start += scanned.begin - chunk.first;
+    chunk.rows = chunk.start < scanned.end ? CHUNK : 0;
+#endif
+    return chunk;
+}
+
 /// Stores a number of column `col` of row `row` of a square matrix in its two parts.
 DEVICE void storeSquare(uint4* matrix, uint row, uint col, float x)
 {

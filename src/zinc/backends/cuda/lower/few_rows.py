@@ -7,20 +7,25 @@ side, so their blocks divide the compute units.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
 from zinc.backends.cuda import tiles
 from zinc.backends.cuda.lower import gemv
-from zinc.backends.cuda.lower.parts import Part, arguments_of, gated_part, parts_of
+from zinc.backends.cuda.lower.parts import (
+    Output,
+    Part,
+    arguments_of,
+    by_format,
+    defines_of,
+    gated_part,
+    key_of,
+    parts_of,
+)
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
-from zinc.gpu.arguments.constants import ProductKind
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
-from zinc.gpu.lower.linear import NO_ACTIVATION, GatedActivation
 from zinc.gpu.lower.operands import ceil_div, rows
 from zinc.gpu.lower.weights import format_defines, same_layout, weight_of
-from zinc.gpu.tuned import TileKey
 from zinc.ops.values import RowFormat
 
 FEWEST_ROWS, MOST_ROWS = gemv.MAX_ROWS + 1, 16  # rows of x
@@ -39,56 +44,32 @@ def takes(launch: Launch, at: Addresses, bucket: Bucket) -> bool:
 
 
 def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x = rows(launch, "x")
-    parts = sorted(parts_of(launch, at), key=lambda part: part.w.type)
+    x, parts = rows(launch, "x"), parts_of(launch, at)
     n_tiles = sum(ceil_div(part.rows, tiles.FEW_TILE_ROWS) for part in parts)
-    return [
-        _dispatch(at, bucket, x, tuple(group), ProductKind.LINEAR, n_tiles)
-        for _, group in groupby(parts, key=lambda part: part.w.type)
-    ]
+    return [_dispatch(at, bucket, x, group, n_tiles, Output()) for group in by_format(parts)]
 
 
 def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, out, part = rows(launch, "x"), launch.outputs[0], gated_part(launch, at)
-    n_tiles, activation = ceil_div(part.rows, tiles.FEW_TILE_ROWS), GatedActivation.of(launch)
-    return [_dispatch(at, bucket, x, (part,), ProductKind.GLU, n_tiles, activation, out.format)]
+    part = gated_part(launch, at)
+    n_tiles = ceil_div(part.rows, tiles.FEW_TILE_ROWS)
+    return [_dispatch(at, bucket, rows(launch, "x"), (part,), n_tiles, Output.of_gated(launch))]
 
 
 def _dispatch(
-    at: Addresses,
-    bucket: Bucket,
-    x: Ref,
-    parts: Sequence[Part],
-    kind: ProductKind,
-    n_tiles: int,
-    activation: GatedActivation = NO_ACTIVATION,
-    y_format: RowFormat = RowFormat.F32,
+    at: Addresses, bucket: Bucket, x: Ref, parts: Sequence[Part], n_tiles: int, output: Output
 ) -> Dispatch:
     """Return the product of `x` with the matrices of `parts`, which have one format.
 
     n_tiles: tiles of all matrices that are multiplied side by side.
     """
-    w, stores_blocks = parts[0].w, y_format is not RowFormat.F32
-    key = TileKey(
-        "gemm_few",
-        w.type,
-        sum(part.rows for part in parts),
-        w.cols,
-        bucket.rows(x.dim),
-        weights=2 if kind is ProductKind.GLU else 1,
-        stores_blocks=stores_blocks,
-    )
+    key = key_of("gemm_few", parts, bucket.rows(x.dim), output)
     tile = tiles.gemm_few(at.features, key)
-    arguments = arguments_of(at, bucket, x, parts, tiles.FEW_TILE_ROWS, activation)
+    arguments = arguments_of(at, bucket, x, parts, tiles.FEW_TILE_ROWS, output)
     shares = tile.shares(at.features, key, n_tiles)
     in_round = shares.stripe * shares.round
     defines = (
-        *format_defines(at, w, x, w.cols),
-        ("PARTS", len(parts)),
-        ("PRODUCT", kind),
-        ("ACTIVATION", activation.fn),
-        ("OUT_Q8", int(stores_blocks)),
-        ("WHOLE", int(all(part.rows % tiles.FEW_TILE_ROWS == 0 for part in parts))),
+        *format_defines(at, parts[0].w, x, key.cols),
+        *defines_of(parts, tiles.FEW_TILE_ROWS, output),
         *tile.defines,
         ("ROUND", in_round),
     )

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 
 from zinc.backends.cuda import tiles
 from zinc.backends.cuda.lower.parts import (
     NO_NORM,
     Norm,
+    Output,
     Part,
     arguments_of,
+    by_format,
+    defines_of,
     gated_part,
+    key_of,
     parts_of,
 )
 from zinc.backends.cuda.lower.registry import fuses, lowers
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
-from zinc.gpu.arguments.constants import ProductKind
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower import linear as several_rows
-from zinc.gpu.lower.linear import NO_ACTIVATION, GatedActivation
 from zinc.gpu.lower.operands import (
     ceil_div,
     in_vectors,
@@ -36,7 +37,6 @@ from zinc.gpu.lower.operands import (
 )
 from zinc.gpu.lower.weights import format_defines, same_layout, weight_of
 from zinc.gpu.packing import FLOATS
-from zinc.gpu.tuned import TileKey
 from zinc.ops.graph import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import RowFormat, Weight
@@ -54,12 +54,12 @@ def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 
 def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, out = rows(launch, "x"), launch.outputs[0]
+    x = rows(launch, "x")
     gate, up = (weight_of(at, launch.input(name)) for name in ("gate", "up"))
     if not _has_few_rows(at, x, bucket) or not same_layout(gate, up):
         return several_rows.linear_glu(launch, at, bucket)
-    activation, part = GatedActivation.of(launch), gated_part(launch, at)
-    return [_dispatch(at, bucket, x, (part,), ProductKind.GLU, activation, out.format)]
+    part = gated_part(launch, at)
+    return [_dispatch(at, bucket, x, (part,), Output.of_gated(launch))]
 
 
 @lowers("norm_linear")
@@ -69,19 +69,17 @@ def norm_linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]
 
 @lowers("norm_linear_glu")
 def norm_linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    out, activation = launch.outputs[0], GatedActivation.of(launch)
     part = gated_part(launch, at)
     norm = _norm_of(launch, at)
     x = rows(launch, "x")
-    return [_dispatch(at, bucket, x, (part,), ProductKind.GLU, activation, out.format, norm)]
+    return [_dispatch(at, bucket, x, (part,), Output.of_gated(launch), norm)]
 
 
 @lowers("linear_glu_gate")
 def linear_glu_gate(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    out, activation = launch.outputs[0], GatedActivation.of(launch)
     part = replace(gated_part(launch, at), factor=ref_or_null(at, rows(launch, "g")))
     x = rows(launch, "x")
-    return [_dispatch(at, bucket, x, (part,), ProductKind.GLU, activation, out.format)]
+    return [_dispatch(at, bucket, x, (part,), Output.of_gated(launch))]
 
 
 @fuses("linear_glu_gate")
@@ -127,11 +125,7 @@ def _by_format(
     at: Addresses, bucket: Bucket, x: Ref, parts: Sequence[Part], norm: Norm = NO_NORM
 ) -> list[Dispatch]:
     """Return a dispatch for the parts of each format."""
-    ordered = sorted(parts, key=lambda part: part.w.type)
-    return [
-        _dispatch(at, bucket, x, tuple(group), ProductKind.LINEAR, norm=norm)
-        for _, group in groupby(ordered, key=lambda part: part.w.type)
-    ]
+    return [_dispatch(at, bucket, x, group, Output(), norm) for group in by_format(parts)]
 
 
 def _dispatch(
@@ -139,41 +133,27 @@ def _dispatch(
     bucket: Bucket,
     x: Ref,
     parts: Sequence[Part],
-    kind: ProductKind,
-    activation: GatedActivation = NO_ACTIVATION,
-    y_format: RowFormat = RowFormat.F32,
+    output: Output,
     norm: Norm = NO_NORM,
 ) -> Dispatch:
     """Return the product of `x` with the matrices of `parts`, which have one format.
 
     With `norm` x is one float32 row, and the kernel normalises and quantises it.
     """
-    w, stores_blocks = parts[0].w, y_format is not RowFormat.F32
-    key = TileKey(
-        "gemv",
-        w.type,
-        sum(part.rows for part in parts),
-        w.cols,
-        bucket.rows(x.dim),
-        weights=2 if kind is ProductKind.GLU else 1,
-        stores_blocks=stores_blocks,
-        normalises=norm is not NO_NORM,
-    )
+    normalises = norm is not NO_NORM
+    key = key_of("gemv", parts, bucket.rows(x.dim), output)
+    key = replace(key, normalises=normalises)
     tile = tiles.gemv(at.features, key)
-    arguments = arguments_of(at, bucket, x, parts, tile.tile, activation, norm)
-    formats = dict(format_defines(at, w, x, w.cols))
-    if norm is not NO_NORM:
+    arguments = arguments_of(at, bucket, x, parts, tile.tile, output, norm)
+    formats = dict(format_defines(at, parts[0].w, x, key.cols))
+    if normalises:
         formats |= {"ROWS_Q8": 1, "VECTORS": in_vectors(at, x)}
     blocks = tile.grid(at.features, arguments.tiles)
     defines = (
         *formats.items(),
         ("TILES", ceil_div(arguments.tiles, blocks)),
-        ("NORM", int(norm is not NO_NORM)),
-        ("PARTS", len(parts)),
-        ("PRODUCT", kind),
-        ("ACTIVATION", activation.fn),
-        ("OUT_Q8", int(stores_blocks)),
-        ("WHOLE", int(all(part.rows % tile.tile == 0 for part in parts))),
+        ("NORM", int(normalises)),
+        *defines_of(parts, tile.tile, output),
         *tile.defines,
         *([("MIN_BLOCKS", tiles.WARPS_OF_BATCH // tile.waves)] if tile.batch > 1 else []),
     )

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses, DeviceWeight
+from zinc.gpu.arguments.constants import ProductKind
 from zinc.gpu.arguments.structs import GemvArguments, GemvPart, Matrix
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.lower.linear import NO_ACTIVATION, GatedActivation
 from zinc.gpu.lower.operands import ceil_div, dim_code, ref_or_null, vector_or_null
 from zinc.gpu.lower.weights import distance, matrix, weight_of
+from zinc.gpu.tuned import TileKey
+from zinc.ops.values import RowFormat
 
 NO_PART = GemvPart(
     w=Matrix(q=0, h=0, s=0),
@@ -27,6 +31,25 @@ NO_PART = GemvPart(
     rows=0,
     first_tile=0,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Output of a product: its kind, the activation if it is gated, and the format of its rows."""
+
+    kind: ProductKind = ProductKind.LINEAR
+    activation: GatedActivation = NO_ACTIVATION
+    format: RowFormat = RowFormat.F32
+
+    @classmethod
+    def of_gated(cls, launch: Launch) -> Output:
+        """Return the output of a gated product."""
+        return cls(ProductKind.GLU, GatedActivation.of(launch), launch.outputs[0].format)
+
+    @property
+    def stores_blocks(self) -> bool:
+        """Whether rows are stored as 8-bit blocks."""
+        return self.format is not RowFormat.F32
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +109,38 @@ def gated_part(launch: Launch, at: Addresses) -> Part:
     return Part(gate, ref_or_null(at, launch.outputs[0]), bias, up_bias, distance(gate, up))
 
 
+def by_format(parts: Sequence[Part]) -> list[tuple[Part, ...]]:
+    """Return `parts` in groups of one format."""
+    ordered = sorted(parts, key=lambda part: part.w.type)
+    return [tuple(group) for _, group in groupby(ordered, key=lambda part: part.w.type)]
+
+
+def key_of(kernel: str, parts: Sequence[Part], n_x: int, output: Output) -> TileKey:
+    """Return the key of the tile for the product of `n_x` rows with `parts`."""
+    return TileKey(
+        kernel,
+        parts[0].w.type,
+        sum(part.rows for part in parts),
+        parts[0].w.cols,
+        n_x,
+        weights=2 if output.kind is ProductKind.GLU else 1,
+        stores_blocks=output.stores_blocks,
+    )
+
+
+def defines_of(
+    parts: Sequence[Part], tile_rows: int, output: Output
+) -> tuple[tuple[str, int], ...]:
+    """Return the macros of a kernel whose tiles have `tile_rows` rows of one of `parts`."""
+    return (
+        ("PARTS", len(parts)),
+        ("PRODUCT", output.kind),
+        ("ACTIVATION", output.activation.fn),
+        ("OUT_Q8", int(output.stores_blocks)),
+        ("WHOLE", int(all(part.rows % tile_rows == 0 for part in parts))),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Norm:
     """The norm of x: address of its weights, and epsilon."""
@@ -103,7 +158,7 @@ def arguments_of(
     x: Ref,
     parts: Sequence[Part],
     tile_rows: int,
-    activation: GatedActivation = NO_ACTIVATION,
+    output: Output,
     norm: Norm = NO_NORM,
 ) -> GemvArguments:
     """Return the arguments of a kernel whose tiles have `tile_rows` rows of one of `parts`."""
@@ -124,6 +179,6 @@ def arguments_of(
         dim=dim_code(x.dim, bucket),
         tiles=n_tiles,
         eps=norm.eps,
-        alpha=activation.alpha,
-        limit=activation.limit,
+        alpha=output.activation.alpha,
+        limit=output.activation.limit,
     )
