@@ -25,12 +25,10 @@ def test_cheap_drafts_are_long_and_dear_ones_are_not_made():
     assert policy(step=0.3, ratio=0.6).depth(1, 1) == 0
 
 
-def test_the_first_draft_step_is_not_measured():
-    found = policy(ratio=0.05)
-    late = ChainPolicy(StepTimes(lambda rows: 1.0), RATES, 0.2)
-    late._times.unit_s = 0.1
-    late.took(10.0, 1)
-    assert late._step_ratio == 0.2 != found._step_ratio
+def test_a_delayed_draft_step_changes_nothing():
+    found = policy(step=0.01, ratio=0.02)
+    assert found.took(0.1, 2) == pytest.approx(2 * 0.02 * 0.1)
+    assert found.depth(1, 1) == 4
 
 
 def test_acceptance_changes_the_depth():

@@ -137,13 +137,15 @@ def test_a_device_that_runs_ahead_measures_drafts_now_and_then(
         monkeypatch.setattr(engine.speculation, "_suffix", lambda *_: NO_DRAFT)
         monkeypatch.setattr(policy, "wants", lambda: True)
         monkeypatch.setattr(policy, "_best_depth", lambda *_: (0, 1.0))
+        n_steps: list[int] = []
+        monkeypatch.setattr(policy, "took", lambda seconds, n: n_steps.append(n) or seconds)
         (request,) = requests(model, 1, max_tokens=90, ignore_eos=True)
         s, n_ahead = engine.submit(request), 0
         while s.finish_reason is None:
             engine.step()
             n_ahead += engine._flight is not None
         assert 70 < n_ahead < 89
-        assert policy._n_measured + 1 == 2  # steps of the block, after 32 and after 64 tokens
+        assert n_steps == [1, 1]  # steps of the block, after 32 and after 64 tokens
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from zinc.engine.speculative.draft import expected_tokens
 from zinc.engine.speculative.policy import LEAST_GAIN
-from zinc.engine.speculative.step_times import StepTimes
+from zinc.engine.speculative.step_times import StepTimes, TypicalTime
 
 # A chain ends with the token whose probability, with those before it, is less.
 LEAST_PROBABILITY = 0.25
 
 _WEIGHT = 0.03
-_LONGEST_MEMORY = 20  # draft steps
 # Where chains do not pay, one sequence of as many gets them.
 _PROBE_SEQUENCES = 16
 # Such a sequence drafts one token after as many steps.
@@ -38,9 +37,8 @@ class ChainPolicy:
     ) -> None:
         self._times = times
         self._rates = list(rates)
-        self._step_ratio = step_ratio
-        self._read_ratio = read_ratio
-        self._n_measured = -1  # the first draft step is not typical
+        self._step_ratio = TypicalTime(step_ratio)
+        self._read_ratio = TypicalTime(read_ratio)
         self._n_idle = 0
         self._n_refused = _PROBE_SEQUENCES - 1
 
@@ -62,7 +60,7 @@ class ChainPolicy:
         over the remaining tokens.
         """
         gain = max(_PROBE_GAIN, self._best_depth(1, 1)[1] - 1)
-        return n_unread * self._read_ratio <= n_generated * gain
+        return n_unread * self._read_ratio.value <= n_generated * gain
 
     def depth(self, n_streams: int, n_rows: int) -> int:
         """Return how many tokens to draft for each of `n_streams` sequences that get chains.
@@ -88,7 +86,7 @@ class ChainPolicy:
         """Return the fastest number of tokens, and its speed relative to a step without drafts."""
         best, best_gain = 0, LEAST_GAIN
         for k in range(1, len(self._rates) + 1):
-            took = self._times.ratio(n_rows + k * n_streams) + k * self._step_ratio
+            took = self._times.ratio(n_rows + k * n_streams) + k * self._step_ratio.value
             gain = (1 + self.expected(k)) * self._times.ratio(n_rows) / took
             if gain >= best_gain:
                 best, best_gain = k, gain
@@ -102,16 +100,15 @@ class ChainPolicy:
         """Record the fate of the token after `depth` others of a chain, all of them accepted."""
         self._rates[depth] += _WEIGHT * (accepted - self._rates[depth])
 
-    def took(self, seconds: float, n_steps: int) -> None:
-        """Record that `n_steps` steps of the drafter took `seconds`."""
-        if n_steps and self._times.unit_s:
-            ratio = seconds / n_steps / self._times.unit_s
-            self._n_measured = min(self._n_measured + 1, _LONGEST_MEMORY)
-            if self._n_measured:
-                self._step_ratio += (ratio - self._step_ratio) / self._n_measured
+    def took(self, seconds: float, n_steps: int) -> float:
+        """Record the time of `n_steps` steps of the drafter; return it, corrected for a delay."""
+        return self._recorded(self._step_ratio, seconds, n_steps)
 
-    def has_read(self, n_tokens: int, seconds: float) -> None:
-        """Record that the drafter took `seconds` to read `n_tokens` tokens."""
-        if n_tokens and self._times.unit_s:
-            ratio = seconds / n_tokens / self._times.unit_s
-            self._read_ratio += 0.3 * (ratio - self._read_ratio)
+    def has_read(self, n_tokens: int, seconds: float) -> float:
+        """Record the time of reading `n_tokens` tokens; return it, corrected for a delay."""
+        return self._recorded(self._read_ratio, seconds, n_tokens)
+
+    def _recorded(self, ratio: TypicalTime, seconds: float, n: int) -> float:
+        """Record the time of `n` steps or tokens in `ratio`; return it, corrected for a delay."""
+        unit_s = self._times.unit_s
+        return ratio.record(seconds / n / unit_s) * n * unit_s if n and unit_s else seconds

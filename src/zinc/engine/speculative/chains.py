@@ -153,8 +153,7 @@ class Chain:
         drafts = self._drafter.draft(ready, most, choose=guess, least=LEAST_PROBABILITY)
         seconds = time.perf_counter() - begun
         n_steps = max((len(draft.tokens) for draft in drafts.values()), default=0)
-        self.policy.took(seconds, n_steps)
-        self._charge(ready, seconds)
+        self._charge(ready, self.policy.took(seconds, n_steps))
         return drafts
 
     def _charge(self, sequences: Seq[Sequence], seconds: float) -> None:

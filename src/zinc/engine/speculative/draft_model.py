@@ -305,8 +305,7 @@ class ModelChain(Chain):
         if any(unread[s] for s in due):
             begun = time.perf_counter()
             n_tokens = self._model.read(due)
-            seconds = time.perf_counter() - begun
-            self.policy.has_read(n_tokens, seconds)
+            seconds = self.policy.has_read(n_tokens, time.perf_counter() - begun)
             # The answer is read because the sequence gets drafts, a prompt because it repays.
             if all(unread[s] <= s.n_generated for s in due):
                 self._charge(due, seconds)

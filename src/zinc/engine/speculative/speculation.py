@@ -16,7 +16,7 @@ from zinc.engine.speculative.draft import Draft, expected_tokens
 from zinc.engine.speculative.draft_model import ModelChain, ModelDrafter
 from zinc.engine.speculative.nextn import NextNDrafter, hidden_rows, nextn_chain
 from zinc.engine.speculative.policy import LEAST_GAIN, Acceptance, Offer, lengths
-from zinc.engine.speculative.step_times import StepTimes
+from zinc.engine.speculative.step_times import StepTimes, TypicalTime
 from zinc.engine.speculative.suffix import PRIOR, SuffixDrafter
 from zinc.engine.speculative.tracker import Source
 
@@ -27,7 +27,6 @@ MOST_ROWS = 16
 MOST_RECURRENT_ROWS = 8
 # A step is not queued ahead of a draft that promises this many accepted tokens.
 _LEAST_EXPECTED = 0.5
-_WEIGHT = 0.05  # of a new time in its moving average
 # Tokens of a match that is found quickly.
 _LEAST_MATCH = 3
 
@@ -52,7 +51,7 @@ class Speculation:
         self.times = StepTimes(estimate)
         self.acceptance = {source: Acceptance() for source in Source}
         self.store = AnswerStore()
-        self._suffix_s = 0.0  # of a search
+        self._suffix_s = TypicalTime(0.0)  # of a search
         self.chains: dict[Source, Chain] = {}
         self._nextn = nextn
         if nextn is not None:
@@ -84,8 +83,7 @@ class Speculation:
             return {}
         begun = time.perf_counter()
         found = {s.id: (Source.SUFFIX, self._suffix(s, most[s.id])) for s in asking}
-        took_s = (time.perf_counter() - begun) / len(asking)
-        self._suffix_s += _WEIGHT * (took_s - self._suffix_s)
+        self._suffix_s.record((time.perf_counter() - begun) / len(asking))
         for chain in self.chains.values():
             self._draft(chain, asking, found, len(streams), n_rows, most)
         if not any(draft.tokens for _, draft in found.values()):
@@ -124,7 +122,7 @@ class Speculation:
             return  # it has prompts
         n_plain = sum(flight.counts)
         n_drafted = sum(len(draft) for draft in flight.drafts.values())
-        self.times.record(n_plain + n_drafted, seconds)
+        seconds = self.times.record(n_plain + n_drafted, seconds)
         assert self.times.unit_s is not None
         plain_s = self.times.unit_s * self.times.ratio(n_plain)
         for s in flight.complete:
@@ -178,7 +176,7 @@ class Speculation:
         not pay for its row and the search, longer matches are looked for, which is faster.
         """
         rate = self.acceptance[Source.SUFFIX].rate(1 / (1 + PRIOR))
-        searched = self._suffix_s / self.times.unit_s if self.times.unit_s else 0.0
+        searched = self._suffix_s.value / self.times.unit_s if self.times.unit_s else 0.0
         pays = 1 + rate >= LEAST_GAIN * (self.times.ratio(2) + searched)
         return 1 if pays else _LEAST_MATCH
 

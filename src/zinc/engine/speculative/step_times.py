@@ -2,13 +2,16 @@
 
 The plan gives an estimate before the first step: a step reads the weights once, whatever its rows,
 reads more experts the more rows it has, and computes in proportion to its rows. The steps that run
-replace the estimate.
+replace the estimate. On a busy machine other processes delay some of them by many times their usual
+time, so the table holds medians.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import cache
+from statistics import median
 
 from zinc.backends.plans import Plan
 from zinc.engine.step_cost import StepShape
@@ -21,8 +24,30 @@ BYTES_PER_FLOP_OF_DEVICES = 0.015
 # Context length at which the estimate is made. It changes little with it.
 _DEPTH = 512
 _WEIGHT_OF_ESTIMATE = 2
-_LONGEST_MEMORY = 20  # steps, so that a change of load is followed
+# Times in a median. That of the load has fewer: a change of load must not reach the ratios.
+_LONGEST_MEMORY = 25
+_MEMORY_OF_LOAD = 9
 _UNIT_WEIGHT = 0.2
+# A time over this multiple of the median includes a delay by other processes.
+_DELAYED = 1.5
+
+
+class TypicalTime:
+    """The median of the last times of one kind of step, in any unit.
+
+    estimate: the value before the first time. It counts as two times. memory: how many times the
+    median is taken of.
+    """
+
+    def __init__(self, estimate: float, memory: int = _LONGEST_MEMORY) -> None:
+        self.value = estimate
+        self._last = deque([estimate] * _WEIGHT_OF_ESTIMATE, memory)
+
+    def record(self, time: float) -> float:
+        """Record `time`; return it, or the median if it includes a delay."""
+        self._last.append(time)
+        self.value = median(self._last)
+        return self.value if time > _DELAYED * self.value else time
 
 
 class StepTimes:
@@ -35,7 +60,8 @@ class StepTimes:
     def __init__(self, estimate: Callable[[int], float]) -> None:
         self.unit_s: float | None = None
         self._estimate = estimate
-        self._measured: dict[int, tuple[float, int]] = {1: (1.0, 1)}
+        self._measured = {1: TypicalTime(1.0)}
+        self._load = TypicalTime(1.0, _MEMORY_OF_LOAD)  # times relative to the expected ones
 
     def ratio(self, rows: int) -> float:
         """Return the time of a step of `rows` rows in steps of one row.
@@ -45,19 +71,19 @@ class StepTimes:
         """
         if rows not in self._measured:
             nearest = min(self._measured, key=lambda known: (abs(known - rows), known))
-            return self._estimate(rows) * self._measured[nearest][0] / self._estimate(nearest)
-        return self._measured[rows][0]
+            return self._estimate(rows) * self._measured[nearest].value / self._estimate(nearest)
+        return self._measured[rows].value
 
-    def record(self, rows: int, seconds: float) -> None:
-        """Record that a step of `rows` rows took `seconds`."""
-        ratio = self.ratio(rows)
-        if self.unit_s is None:
-            self.unit_s = seconds / ratio
+    def record(self, rows: int, seconds: float) -> float:
+        """Record the time of a step of `rows` rows; return it, corrected for a delay."""
+        unit_s = self.unit_s or seconds / self.ratio(rows)
         if rows > 1:
-            _, n = self._measured.get(rows, (ratio, _WEIGHT_OF_ESTIMATE))
-            n = min(n + 1, _LONGEST_MEMORY)
-            self._measured[rows] = ratio + (seconds / self.unit_s - ratio) / n, n
-        self.unit_s += _UNIT_WEIGHT * (seconds / self.ratio(rows) - self.unit_s)
+            known = self._measured.setdefault(rows, TypicalTime(self.ratio(rows)))
+            known.record(max(1.0, seconds / unit_s))
+        expected_s = unit_s * self.ratio(rows)
+        load = self._load.record(seconds / expected_s)
+        self.unit_s = unit_s * (1 + _UNIT_WEIGHT * (load - 1))
+        return load * expected_s
 
 
 def estimate_of(plan: Plan, bytes_per_flop: float = BYTES_PER_FLOP) -> Callable[[int], float]:
