@@ -239,9 +239,3 @@ def test_a_gpu_is_not_named_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         load("qwen35moe", "vulkan:1,vulkan:1")
     with pytest.raises(DeviceError, match="more than one device is called 'card'"):
         load("qwen35moe", "vulkan:0,card", backend="vulkan")
-
-
-def test_a_nextn_block_is_refused_where_every_layer_is_divided() -> None:
-    tensor = DeviceMap(split="tensor")
-    with pytest.raises(ZincError, match=r'cannot draft tokens.*split="layer"'):
-        load("glm4moe", "cpu,cpu", speculate="mtp", device_map=tensor)

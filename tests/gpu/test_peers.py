@@ -6,12 +6,15 @@ import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from cuda_emulator import emulated
 from cuda_emulator.emulated import EmulatedBackend, EmulatedHost, EmulatedRecording
 from models.harness import FIXTURES, MAX_TOKENS, Runner, expected, relative_error
+from models.nextn_files import with_nextn
+from models.nextn_oracle import Block
 from plan.test_split import Division
 
 from zinc.backends import micro_batches
@@ -36,7 +39,7 @@ from zinc.gpu.hazards import dependencies
 from zinc.gpu.host import Download
 from zinc.gpu.memory import Buffer, Bytes
 from zinc.gpu.peers import PeerProgram, Peers, peer_program
-from zinc.models import load
+from zinc.models import load, load_drafts
 from zinc.ops.graph import Graph
 from zinc.ops.sampling import pack_sample_params
 from zinc.ops.step import SampleParams, Step
@@ -127,14 +130,18 @@ def planned(
     if division is not None:
         backend = SplitBackend([PeerBackend() for _ in range(n_cards)], division)
     with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
-        graph = load(file)[1]
-        sizes = {"max_tokens": MAX_TOKENS, "max_outputs": MAX_TOKENS}
-        plan = make_plan(graph, backend, **sizes, samples=samples)
-        if isinstance(backend, SplitBackend) and isinstance(plan, SplitPlan):
-            backend.keep(plan)
-        for w in plan.weights:
-            backend.upload(w, tensor_data(w, file.tensors[w.tensor]))
-    return backend, plan
+        return backend, uploaded(backend, file, load(file)[1], samples)
+
+
+def uploaded(backend: Backend, file: GGUFFile, graph: Graph, samples: bool = False) -> Plan:
+    """Return the plan of `graph` on `backend`, which then has its weights."""
+    sizes = {"max_tokens": MAX_TOKENS, "max_outputs": MAX_TOKENS}
+    plan = make_plan(graph, backend, **sizes, samples=samples)
+    if isinstance(backend, SplitBackend) and isinstance(plan, SplitPlan):
+        backend.keep(plan)
+    for w in plan.weights:
+        backend.upload(w, tensor_data(w, file.tensors[w.tensor]))
+    return plan
 
 
 @pytest.mark.parametrize("n_cards", [2, 3])
@@ -171,6 +178,30 @@ def test_cards_that_exchange_rows_give_the_logits_of_the_model(
     assert isinstance(runner.program, PeerProgram)
     got = [runner.feed_in_chunks(ids[:9], 7), runner.feed_in_chunks(ids[9:11], 1)]
     assert relative_error(np.concatenate(got), want[:11]) <= TOLERANCE
+
+
+@pytest.mark.every
+def test_cards_divide_a_nextn_block(tmp_path: Path) -> None:
+    """The host writes hidden rows to the first card, and reads the block's own rows there."""
+    path, rng = with_nextn("qwen35", tmp_path / "m.gguf"), np.random.default_rng(3)
+    with GGUFFile.open(path) as file:
+        spec, _ = load(file)
+        backend = SplitBackend([PeerBackend(), PeerBackend()], (1.0, 1.0))
+        plan = uploaded(backend, file, load_drafts(file)[0][0])
+        runner = Runner(path, loaded=(backend, plan))
+        assert isinstance(runner.program, PeerProgram)
+        assert plan.given is not None
+        assert plan.hidden is not None
+        ids = rng.integers(spec.vocab, size=8).astype(np.int32)
+        given = rng.standard_normal((7, spec.hidden)).astype(np.float32)
+        runner.program.write(plan.given, given)
+        logits = runner.feed((0, ids[:7]))
+        own = runner.program.read(plan.hidden, 7)[-1:]
+        runner.program.write(plan.given, own)
+        logits += runner.feed((0, ids[7:]))
+        rows = np.concatenate([given, own]).astype(np.float64)
+        want, _ = Block(file, spec.n_layers).rows(ids, rows)
+    assert relative_error(np.concatenate(logits), want) <= TOLERANCE
 
 
 @pytest.mark.every

@@ -360,7 +360,7 @@ class SplitBackend:
             kv_dtype=kv_dtypes.pop() if len(kv_dtypes) == 1 else "f16",
             batch_invariant=all(c.batch_invariant for c in each),
             rollback=all(c.rollback for c in each),
-            host_rows=callable(division) and all(c.host_rows for c in each),
+            host_rows=all(c.host_rows for c in each),
             level="+".join(c.level for c in each),
         )
 

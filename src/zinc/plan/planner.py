@@ -51,12 +51,10 @@ def make_plan(
     assert graph.output is not None
     exchanges = graph.given is not None or graph.hidden is not None
     if exchanges and not backend.capabilities.host_rows:
-        by_tensor = backend.split is not None and backend.split.is_by_tensor
-        other = "{split=layer}" if by_tensor else "another backend with {backend}"
         raise UnsupportedError(
             f"the backend {backend.name} cannot draft tokens with the model's own NextN block",
             "its programs do not exchange hidden rows with the host",
-            f"choose another way to draft, or {other}",
+            "choose another way to draft, or another backend with {backend}",
         )
     rows = {
         Dim.TOKENS: max_tokens,
@@ -65,7 +63,7 @@ def make_plan(
         Dim.CONSTANT: 1,
     }
     if backend.split is None:
-        nodes = _with_host_rows(graph)
+        nodes = _with_host_rows(graph.nodes, graph.given, graph.hidden)
         next_id = 1 + max(v.id for node in nodes for v in node.outputs)
         part = _part(nodes, graph.output, backend, rows, fuse, next_id, adapters)
         plan = part.plan
@@ -114,12 +112,13 @@ def _divided(graph: Graph, devices: SplitDevices) -> tuple[list[list[Node]], Val
     assert graph.output is not None
     n_devices, division = len(devices.devices), devices.division
     if callable(division):
-        every = _with_host_rows(graph)
-        return split.split(every, _with_host(division, every), n_devices), graph.output
+        nodes = _with_host_rows(graph.nodes, graph.given, graph.hidden)
+        return split.split(nodes, _with_host(division, nodes), n_devices), graph.output
     found = tensor_split.divide(graph, division, devices.are_alike)
     device_of = {id(node): at for node, at in zip(found.nodes, found.devices, strict=True)}
-    nodes = split.split(found.nodes, lambda node: device_of[id(node)], n_devices, False)
-    return nodes, found.output
+    nodes = _with_host_rows(found.nodes, graph.given, found.hidden)
+    at = _with_host(lambda node: device_of[id(node)], nodes)
+    return split.split(nodes, at, n_devices, take_turns=False), found.output
 
 
 def _with_host(division: Callable[[Node], int], nodes: Sequence[Node]) -> Callable[[Node], int]:
@@ -138,18 +137,15 @@ def _with_host(division: Callable[[Node], int], nodes: Sequence[Node]) -> Callab
     return device_of
 
 
-def _with_host_rows(graph: Graph) -> list[Node]:
-    """Return the nodes of `graph`, with a receive and a send of the rows that the host exchanges.
+def _with_host_rows(nodes: Sequence[Node], given: Value | None, hidden: Value | None) -> list[Node]:
+    """Return `nodes` with a receive and a send of the rows that the host exchanges.
 
     They keep the rows in the arena from the start of a step, and to its end.
     """
     attrs = MappingProxyType({"stop": split.HOST})
-    nodes = list(graph.nodes)
-    if graph.given is not None:
-        nodes.insert(0, Node(split.RECEIVE, (), (graph.given,), attrs))
-    if graph.hidden is not None:
-        nodes.append(Node(split.SEND, (graph.hidden,), (), attrs))
-    return nodes
+    receive = [] if given is None else [Node(split.RECEIVE, (), (given,), attrs)]
+    send = [] if hidden is None else [Node(split.SEND, (hidden,), (), attrs)]
+    return [*receive, *nodes, *send]
 
 
 def _host_rows(exchanges: Mapping[int, split.Exchange]) -> Ref | None:

@@ -74,7 +74,7 @@ class _Regions:
     """The search for the regions of a graph."""
 
     def __init__(self, graph: Graph) -> None:
-        self._nodes, self._output = graph.nodes, graph.output
+        self._nodes, self._output, self._hidden = graph.nodes, graph.output, graph.hidden
         self._makers = {v.id: i for i, node in enumerate(graph.nodes) for v in node.outputs}
         self._users: dict[int | str, set[int]] = defaultdict(set)  # of values and states
         for i, node in enumerate(graph.nodes):
@@ -196,9 +196,9 @@ class _Regions:
         made: list[int | str] = [v.id for i in region.makers for v in self._nodes[i].outputs]
         members = region.makers | region.sums
         is_read_inside = all(self._users[x] <= members for x in (*made, *region.states))
-        is_output = self._output is not None and self._output.id in made
+        makes_result = any(x is not None and x.id in made for x in (self._output, self._hidden))
         is_apart = region.makers.isdisjoint(region.sums)
-        return region.n_parts > 1 and is_read_inside and is_apart and not is_output
+        return region.n_parts > 1 and is_read_inside and is_apart and not makes_result
 
     def _head(self) -> Region | None:
         """Return the output projection, with the element-wise ops after it."""

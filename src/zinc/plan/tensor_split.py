@@ -9,14 +9,14 @@ by an `all_reduce`, after which every device has the result.
         └── gate, up (rows of device 1) ── glu ── down (columns of device 1) ──┘
 
 What cannot be divided runs on every device, so that its results need not be sent. Table look-ups
-run on the first device. The rows of the output projection are divided too, and the first device
-joins the logits.
+run on the first device, which also receives the hidden rows of a NextN block from the host. The
+rows of the output projection are divided too, and the first device joins the logits.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, count, pairwise
@@ -40,11 +40,12 @@ from zinc.plan.weights import matrix_part, ranges_text
 
 @dataclass(frozen=True, slots=True)
 class DividedGraph:
-    """Nodes, the device of each, and the output, which the first device makes."""
+    """Nodes, the device of each, and the output and hidden rows, which the first device makes."""
 
     nodes: tuple[Node, ...]
     devices: tuple[int, ...]
     output: Value
+    hidden: Value | None
 
 
 def divide(graph: Graph, shares: Sequence[float], alike: bool = True) -> DividedGraph:
@@ -110,6 +111,10 @@ class _Divider:
                 if isinstance(x, Value):
                     self._n_uses[x.id] += 1
         self._whole: dict[int, _Copies] = {}
+        if graph.given is not None:
+            self._whole[graph.given.id] = [graph.given] * self._n_devices
+        if graph.hidden is not None:
+            self._n_uses[graph.hidden.id] += 1
         self._parts: dict[int, tuple[_Cut, _Copies]] = {}
         self._sums: dict[int, tuple[_Copies, str]] = {}
         self._views: dict[tuple[int, int, _Cut], Value] = {}
@@ -128,11 +133,14 @@ class _Divider:
             else:
                 self._add_part(node, cut)
         assert self._graph.output is not None
-        output = self._output(self._graph.output)
-        kept = list(_needed(self._nodes, output))
-        return DividedGraph(
-            tuple(self._nodes[i] for i in kept), tuple(self._devices[i] for i in kept), output
-        )
+        output, hidden = self._output(self._graph.output), self._graph.hidden
+        results = [output]
+        if hidden is not None:
+            hidden = self._output(hidden)
+            results.append(hidden)
+        kept = list(_needed(self._nodes, results))
+        nodes = tuple(self._nodes[i] for i in kept)
+        return DividedGraph(nodes, tuple(self._devices[i] for i in kept), output, hidden)
 
     def _add(self, device: int, node: Node) -> None:
         self._nodes.append(node)
@@ -305,7 +313,7 @@ class _Divider:
         return self._views[key]
 
     def _output(self, value: Value) -> Value:
-        """Return the output on the first device, which joins its parts if it is divided."""
+        """Return a result on the first device, which joins its parts if it is divided."""
         if value.id not in self._parts:
             found = self._all(value)[0]
             assert found is not None
@@ -324,9 +332,9 @@ def _name(state: State, device: int) -> str:
     return f"{state.name}/{device}"
 
 
-def _needed(nodes: Sequence[Node], output: Value) -> Iterator[int]:
-    """Yield the indices of the nodes that the output depends on, in order."""
-    wanted: set[int | str] = {output.id}
+def _needed(nodes: Sequence[Node], results: Iterable[Value]) -> Iterator[int]:
+    """Yield the indices of the nodes that the results depend on, in order."""
+    wanted: set[int | str] = {value.id for value in results}
     kept = []
     for i in reversed(range(len(nodes))):
         node = nodes[i]

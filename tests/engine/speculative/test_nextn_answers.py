@@ -33,6 +33,7 @@ from zinc.engine.speculative.draft import NO_DRAFT
 from zinc.engine.speculative.tracker import Source
 from zinc.gpu import program as gpu_program
 from zinc.ops.step import Step
+from zinc.plan.device_map import DeviceMap
 
 DEVICES = [name for name in computing() if name != "cpu"]
 NAMES = ["qwen35", "glm4moe", *["qwen3next", "deepseek2v3"] * EVERY]
@@ -148,24 +149,39 @@ def test_a_device_that_runs_ahead_measures_drafts_now_and_then(
         assert n_steps == [1, 1]  # steps of the block, after 32 and after 64 tokens
 
 
+TWO_GPUS = [",".join(["vulkan:0"] * 2)] * ("vulkan" in DEVICES)
+
+
 @pytest.mark.parametrize(
-    ("name", "devices"),
+    ("name", "devices", "split"),
     [
-        ("qwen35", "cpu,cpu,cpu"),
+        ("qwen35", "cpu,cpu,cpu", "layer"),
+        ("qwen35", "cpu,cpu,cpu", "tensor"),
+        *(pytest.param("glm4moe", two, "layer", marks=pytest.mark.every) for two in TWO_GPUS),
+        *(("glm4moe", two, "tensor") for two in TWO_GPUS),
         *(
-            pytest.param("glm4moe", ",".join(["vulkan:0"] * 2), marks=pytest.mark.every)
-            for x in computing()
-            if x == "vulkan"
+            pytest.param(name, devices, "tensor", marks=pytest.mark.every)
+            for name in ("qwen3next", "deepseek2v3", *CONVERTED_NAMES)
+            for devices in ("cpu,cpu", *TWO_GPUS)
         ),
     ],
 )
 def test_the_block_of_a_divided_model_changes_no_token(
-    name: str, devices: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, devices: str, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last device has the block. Prompts run in micro-batches, whose hidden rows it reads."""
+    """The tokens, also those that the block predicts, are those of one device.
+
+    With layers, the last device has the block, and prompts run in micro-batches, whose hidden rows
+    it reads. With tensors, each device has a part of the block.
+    """
     monkeypatch.setattr(micro_batches, "MICRO_BATCH_TOKENS", dict.fromkeys(BackendKind, 8))
     monkeypatch.setattr(micro_batches, "LEAST_TOKENS", 3)
-    path, backend = with_nextn(name, tmp_path / "m.gguf"), devices.partition(":")[0].split(",")[0]
+    path = (
+        model_with_blocks(name, tmp_path)
+        if name in CONVERTED_NAMES
+        else with_nextn(name, tmp_path / "m.gguf")
+    )
+    backend = devices.partition(":")[0].split(",")[0]
     invariant = {} if backend == "cpu" else {"batch_invariant": "true"}
     one = LoadOptions(path, backend=backend, context=256, backend_options=invariant)
     with LoadedModel.open(replace(one, speculate="off")) as model:
@@ -180,7 +196,11 @@ def test_the_block_of_a_divided_model_changes_no_token(
     monkeypatch.setattr(Pipeline, "run", counted)
     predicted = guess_mostly_right(want, monkeypatch)
     divided = replace(
-        one, backend="auto", backend_options={**invariant, "device": devices}, speculate="mtp"
+        one,
+        backend="auto",
+        backend_options={**invariant, "device": devices},
+        device_map=DeviceMap(split=split),
+        speculate="mtp",
     )
     for options in (replace(one, speculate="mtp"), divided):
         with LoadedModel.open(options) as model, verifying(model, Source.NEXTN, 3):
@@ -191,7 +211,7 @@ def test_the_block_of_a_divided_model_changes_no_token(
             predicted.clear()
             plan = model.plan
     assert isinstance(plan, SplitPlan)
-    assert plan.hidden == plan.parts[-1].hidden
-    assert n_parts
+    assert plan.hidden == plan.parts[0 if split == "tensor" else -1].hidden
+    assert bool(n_parts) == (split == "layer")
     assert len(drafts[0]) > 50
     assert drafts[0] == drafts[1]
