@@ -39,6 +39,9 @@ REPEATED = {
     "4x2x64",
     "8x1x16",
     "alibi-few",
+    "latent-few",
+    "latent-one",
+    "wide-many",
     "140000",
 }
 

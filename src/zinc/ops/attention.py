@@ -142,6 +142,18 @@ def _cases() -> Iterator[Case]:
         yield _attention_case(case, 4, 4, 32, True, causal=False, window=9)
         case = Case(f"alibi-{name}", sum(sequences), sequences=sequences)
         yield _attention_case(case, 4, 2, 32, True, causal=False, alibi=True)
+    # Latent attention and other wide heads: many queries, few, and one.
+    for name, sequences, cached, n_kv, n_heads, head_dim in (
+        ("latent-many", (33, 7), 40, 1, 5, 576),
+        ("latent-few", (2, 1), 140, 1, 12, 576),
+        ("latent-one", (1,), 200, 1, 16, 576),
+        ("wide-many", (20, 4), 40, 2, 8, 512),
+    ):
+        case = Case(name, sum(sequences), sequences=sequences, cached=cached)
+        state = KVState("kv", n_kv, head_dim, 512, v_from_k=n_kv == 1)
+        q, k = case.rows(n_heads * head_dim), case.rows(n_kv * head_dim)
+        case.graph.kv_store(k, case.rows(n_kv * 512) if n_kv > 1 else None, state)
+        yield case.returns(case.graph.attention(q, state, scale=head_dim**-0.5))
     # A selection of the positions: with few and with several splits, and with two KV heads.
     for name, n_tokens, cached, n_kv, n_heads, head_dim, top_k in (
         ("latent", 20, 30, 1, 20, 96, 16),

@@ -12,8 +12,7 @@ using Arguments = AttentionMmaArguments;
 
 #define BQ (16 * ROW_WARPS)
 #define THREADS (ROW_WARPS * KEY_WARPS * SUBGROUP)
-#include "query_tile.cuh"
-#include "mma_tile.cuh"
+#include "row_softmax.cuh"
 
 #define OWN_KEYS (BK / KEY_WARPS)
 #define STAGES 3
@@ -40,54 +39,24 @@ constexpr uint mergedGroups()
 #define MERGED_GROUPS mergedGroups()
 #define MERGED_FOURS ((MERGED_GROUPS + 1) * SUBGROUP)
 
-/// The 16 rows of a warp. A lane has columns of rows `row` and `row` + 8.
-struct WarpRows
+/// The 16 rows of a warp. A lane has columns of two of them.
+struct WarpRows : RowPair
 {
     uint queries[HEAD_DIM / 16][4];
     float sums[SUM_GROUPS][4];
-    float maximum[2], total[2]; // totals are over the columns of this lane
-    uint position[2];
-#if ALIBI
-    float slope[2];
-#endif
-    uint row, key0; // key0: first position of a tile that the warp scores
+    uint key0; // first position of a tile that the warp scores
     bool exists;
 
     MEMBER void load(ARGS, QueryTile& t, uint thread)
     {
         uint warp = thread / SUBGROUP, lane = thread % SUBGROUP;
         uint first = warp / KEY_WARPS * 16;
-        row = first + lane / 4;
+        RowPair::load(args, t, first + lane / 4);
+        loadQueries(args, t, 0, queries);
         key0 = warp % KEY_WARPS * OWN_KEYS;
         exists = first < t.rows;
-        float scale = SOFTCAP ? args.scale : args.scale * LOG2_E;
-        UNROLL for (uint h = 0; h < 2; h++)
-        {
-            position[h] = t.positionOf(row + 8 * h);
-#if ALIBI
-            slope[h] = args.slopes[t.headOf(row + 8 * h)] * LOG2_E;
-#endif
-            maximum[h] = MASKED;
-            total[h] = 0;
-            float* q = t.queryRow(args, row + 8 * h) + 2 * (lane % 4);
-            UNROLL for (uint k = 0; k < HEAD_DIM / 16; k++)
-                UNROLL for (uint side = 0; side < 2; side++)
-                {
-                    float2 x = loadPair(q + 16 * k + 8 * side);
-                    queries[k][2 * side + h] = packHalves(x.x * scale, x.y * scale);
-                }
-        }
         UNROLL for (uint n = 0; n < SUM_GROUPS; n++)
             UNROLL for (uint i = 0; i < 4; i++) sums[n][i] = 0;
-    }
-
-    MEMBER static float2 loadPair(float* p)
-    {
-#if VECTORS
-        return loadAligned<8>((float2*)p);
-#else
-        return float2(p[0], p[1]);
-#endif
     }
 
     /// Scores the warp's positions of a tile of keys.
@@ -111,48 +80,9 @@ struct WarpRows
     /// Turns scores of the keys from position `from` on into weights of values, and scales the sums.
     MEMBER void weigh(ARGS, QueryTile& t, uint from, float (&scores)[OWN_KEYS / 8][4])
     {
-        uint key = from + key0 + 2 * (threadIdx.x % 4);
-#if SOFTCAP
-        UNROLL for (uint n = 0; n < OWN_KEYS / 8; n++)
-            UNROLL for (uint i = 0; i < 4; i++)
-                scores[n][i] = scaledScore(scores[n][i], args.softcap);
-#endif
-#if ALIBI
-        UNROLL for (uint n = 0; n < OWN_KEYS / 8; n++)
-            UNROLL for (uint i = 0; i < 4; i++)
-            {
-                int distance = int(key + 8 * n + i % 2) - int(position[i / 2]);
-                scores[n][i] -= slope[i / 2] * abs(float(distance));
-            }
-#endif
-        if (t.masks(args, from, from + BK - 1))
-        {
-            UNROLL for (uint n = 0; n < OWN_KEYS / 8; n++)
-                UNROLL for (uint i = 0; i < 4; i++)
-                    if (!t.isVisible(args, position[i / 2], key + 8 * n + i % 2))
-                        scores[n][i] = MASKED;
-        }
         float corrections[2];
-        UNROLL for (uint h = 0; h < 2; h++)
-        {
-            float top = maximum[h];
-            UNROLL for (uint n = 0; n < OWN_KEYS / 8; n++)
-                top = max(top, max(scores[n][2 * h], scores[n][2 * h + 1]));
-            top = max(top, shuffleXor<4>(top, 1));
-            top = max(top, shuffleXor<4>(top, 2));
-            corrections[h] = exp2Fast(maximum[h] - top);
-            maximum[h] = top;
-            float base = top > MASKED ? top : 0.0f; // no key was visible yet: all weights are 0
-            total[h] *= corrections[h];
-            UNROLL for (uint n = 0; n < OWN_KEYS / 8; n++)
-                UNROLL for (uint i = 2 * h; i < 2 * h + 2; i++)
-                {
-                    scores[n][i] = exp2Fast(scores[n][i] - base);
-                    total[h] += scores[n][i];
-                }
-        }
-        if (__ballot_sync(0xffffffffu, corrections[0] != 1.0f || corrections[1] != 1.0f) == 0)
-            return;
+        bool changes = RowPair::weigh(args, t, from + key0, from, from + BK - 1, scores, corrections);
+        if (__ballot_sync(0xffffffffu, changes) == 0) return;
         UNROLL for (uint n = 0; n < SUM_GROUPS; n++)
             UNROLL for (uint i = 0; i < 4; i++) sums[n][i] *= corrections[i / 2];
     }
@@ -229,61 +159,31 @@ struct WarpRows
     /// Stores the output of the rows, or their sums if keys are split.
     MEMBER void store(ARGS, QueryTile& t, uint lane)
     {
+        sumTotals();
         UNROLL for (uint h = 0; h < 2; h++)
         {
-            total[h] += shuffleXor<4>(total[h], 1);
-            total[h] += shuffleXor<4>(total[h], 2);
             uint r = row + 8 * h;
             if (r >= t.rows) continue;
             OnlineSoftmax all = { maximum[h], total[h] };
             float scale = SPLIT ? 1.0f : t.finalScale(args, r, all);
 #if SPLIT
-            uint at = (t.tokenOf(r) * args.n_heads + t.headOf(r)) * args.splits + blockIdx.z;
-            float* y = (float*)args.partial + uint64_t(at) * (HEAD_DIM_V + 4);
-            if (lane % 4 == 0)
-                storeAligned<16>((float4*)(y + HEAD_DIM_V), float4(all.maximum, all.sum, 0, 0));
-#else
-            uint8_t* out = rowAt(args.out, t.tokenOf(r), args.out_stride);
-            uint first = t.headOf(r) * HEAD_DIM_V;
-            float* y = (float*)out + first;
+            if (lane % 4 == 0) storeTotals(args, t, r, all);
 #endif
             float pairs[SUM_GROUPS][2];
             UNROLL for (uint n = 0; n < SUM_GROUPS; n++)
                 UNROLL for (uint i = 0; i < 2; i++) pairs[n][i] = sums[n][2 * h + i] * scale;
-#if Q8 && !SPLIT
-            UNROLL for (uint n = 0; n < SUM_GROUPS; n += 4)
-                storeQ8Quad(out, args.n_heads * HEAD_DIM_V, first + 8 * n, &pairs[n], lane % 4);
-#else
-            UNROLL for (uint n = 0; n < SUM_GROUPS; n++)
-            {
-                float* to = y + 8 * n + 2 * (lane % 4);
-#if VECTORS || SPLIT
-                storeAligned<8>((float2*)to, float2(pairs[n][0], pairs[n][1]));
-#else
-                to[0] = pairs[n][0];
-                to[1] = pairs[n][1];
-#endif
-            }
-#endif
+            storeColumns(args, t, r, 0, pairs);
         }
     }
 };
 
 /// Tiles of keys and values in the order in which they are staged, with the slot of the ring for the
 /// next one.
-struct Tiles
+struct Tiles : KeyRange
 {
-    uint begin, end; // positions, multiples of BK
     uint slot; // of the tile to multiply
 
-    MEMBER Tiles(ARGS, QueryTile& t)
-    {
-        uint first = t.first / BK, n = t.last / BK + 1 - first, index = SPLIT ? blockIdx.z : 0;
-        uint splits = SPLIT ? args.splits : 1, each = n / splits, longer = n % splits;
-        begin = (first + index * each + min(index, longer)) * BK;
-        end = begin + (each + (index < longer ? 1 : 0)) * BK;
-        slot = 0;
-    }
+    MEMBER Tiles(ARGS, QueryTile& t) : KeyRange(args, t), slot(0) {}
 
     MEMBER uint4* current() { return ring + slot * TILE_CHUNKS; }
     /// The slot of the tile after the next one.

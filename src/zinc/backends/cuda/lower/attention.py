@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zinc.backends.cuda.lower.registry import lowers
+from zinc.backends.cuda.lower.wide_attention import WideTile, tiles_of_step, wide_tile
 from zinc.backends.plans import Launch
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import AttentionMmaArguments
@@ -63,17 +64,37 @@ class AttentionTile:
     splits: int
 
     @property
+    def kernel(self) -> str:
+        return "attention_mma"
+
+    @property
     def rows(self) -> int:
         return WARP_ROWS * self.row_warps
+
+    @property
+    def defines(self) -> tuple[tuple[str, int], ...]:
+        return (
+            ("BK", self.keys),
+            ("KEY_WARPS", self.key_warps),
+            ("ROW_WARPS", self.row_warps),
+        )
+
+    def staged_bytes(self, state: KVState, dtype: str) -> int:
+        """Return the dynamic shared memory of a block."""
+        return 0
 
 
 def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
     """Return the dispatches of attention that writes its output to address `y_at`."""
     state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
-    tile = choose_tile(state, n_heads, at, bucket)
-    if tile is None or bucket.tokens == 1 or at.features.batch_invariant:
-        return attend(launch, at, bucket, y_at)
     q, (y,), cache = rows(launch, "q"), launch.outputs, at.kv(state)
+    tile: AttentionTile | WideTile | None = None
+    if bucket.tokens > 1:
+        tile = choose_tile(state, n_heads, at, bucket)
+    if tile is None and max(state.head_dim, state.head_dim_v) > MAX_DIM:
+        tile = wide_tile(state, n_heads, at, bucket, stores_blocks=bool(is_q8(y)))
+    if tile is None or at.features.batch_invariant:
+        return attend(launch, at, bucket, y_at)
     values, value_block = values_of(state, cache)
     splits = tile.splits
     row_bytes = partial_bytes(state, n_heads)
@@ -102,24 +123,23 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
         softcap=float(launch.attributes["softcap"]),
     )
     kernel = KernelVariant(
-        "attention_mma",
+        tile.kernel,
         (
+            *tile.defines,
             *alibi(launch),
             *chunked(launch),
-            ("BK", tile.keys),
             ("HEAD_DIM", state.head_dim),
             ("HEAD_DIM_V", state.head_dim_v),
-            ("KEY_WARPS", tile.key_warps),
             ("KV_Q8", int(cache.dtype == "q8_0")),
             ("Q8", is_q8(y)),
-            ("ROW_WARPS", tile.row_warps),
             ("SOFTCAP", is_capped(launch)),
             ("SPLIT", int(splits > 1)),
             ("VECTORS", in_vectors(at, q, y)),
             ("V_FROM_K", int(state.v_from_k)),
         ),
+        tile.staged_bytes(state, cache.dtype),
     )
-    grid = (state.n_heads, _most_tiles(bucket, n_heads // state.n_heads, tile.rows), splits)
+    grid = (state.n_heads, tiles_of_step(bucket, n_heads // state.n_heads, tile.rows), splits)
     dispatches = [Dispatch(kernel, arguments, grid)]
     if splits > 1:
         dispatches.append(merge(launch, at, bucket, splits, partial, y_at))
@@ -141,7 +161,7 @@ def choose_tile(
     row_tiles = ceil_div(bucket.tokens * repeats, WARP_ROWS * bucket.sequences)
     row_warps = min(WARPS, power_of_two(row_tiles)) if wide <= SHARED_DIM else WARPS
     key_warps = min(WARPS // row_warps if wide <= SHARED_DIM else 2, keys // WARP_ROWS)
-    blocks = state.n_heads * _most_tiles(bucket, repeats, WARP_ROWS * row_warps)
+    blocks = state.n_heads * tiles_of_step(bucket, repeats, WARP_ROWS * row_warps)
     wanted = BLOCKS_PER_UNIT * at.features.compute_units // blocks
     splits = max(1, min(wanted, visible_keys(state, bucket) // MIN_SPLIT_KEYS, MAX_SPLITS))
     return AttentionTile(row_warps, key_warps, keys, splits)
@@ -150,9 +170,3 @@ def choose_tile(
 def _row_bytes(head_dim: int) -> int:
     """Return the bytes of a staged position, which is padded unless it is whole bank lines."""
     return 2 * head_dim + (0 if head_dim % 64 == 0 else 16)
-
-
-def _most_tiles(bucket: Bucket, repeats: int, n_rows: int) -> int:
-    """Return the most tiles of `n_rows` rows in a step. The last one of a sequence may be short."""
-    total = bucket.tokens * repeats + bucket.sequences * (n_rows - 1)
-    return min(total // n_rows, bucket.tokens * ceil_div(repeats, n_rows))

@@ -1,0 +1,179 @@
+// Online softmax over scores in the layout of sums of tensor cores (mma.cuh), of the tiles of
+// query_tile.cuh.
+
+#pragma once
+
+#include "mma_tile.cuh"
+#include "query_tile.cuh"
+
+/// Two rows of a tile, of which a lane has columns 2c and 2c + 1 of each eight.
+struct RowPair
+{
+    float maximum[2], total[2]; // totals are over the columns of this lane
+    uint position[2];
+#if ALIBI
+    float slope[2];
+#endif
+    uint row; // the other one is 8 rows later
+
+    MEMBER void load(ARGS, QueryTile& t, uint first)
+    {
+        row = first;
+        UNROLL for (uint h = 0; h < 2; h++)
+        {
+            position[h] = t.positionOf(row + 8 * h);
+#if ALIBI
+            slope[h] = args.slopes[t.headOf(row + 8 * h)] * LOG2_E;
+#endif
+            maximum[h] = MASKED;
+            total[h] = 0;
+        }
+    }
+
+    /// The factor of queries with which products with keys are powers of two, if there is no softcap.
+    MEMBER static float queryScale(ARGS) { return SOFTCAP ? args.scale : args.scale * LOG2_E; }
+
+    /// Loads the operands of 16 rows of queries, from dimension `col` on.
+    template <uint STEPS> MEMBER void loadQueries(ARGS, QueryTile& t, uint col, uint (&queries)[STEPS][4])
+    {
+        float scale = queryScale(args);
+        UNROLL for (uint h = 0; h < 2; h++)
+        {
+            float* q = t.queryRow(args, row + 8 * h) + col + 2 * (threadIdx.x % 4);
+            UNROLL for (uint k = 0; k < STEPS; k++)
+                UNROLL for (uint side = 0; side < 2; side++)
+                {
+                    float2 x = loadPair(q + 16 * k + 8 * side);
+                    queries[k][2 * side + h] = packHalves(x.x * scale, x.y * scale);
+                }
+        }
+    }
+
+    MEMBER static float2 loadPair(float* p)
+    {
+#if VECTORS
+        return loadAligned<8>((float2*)p);
+#else
+        return float2(p[0], p[1]);
+#endif
+    }
+
+    /// Turns scores of the keys from position `first` on into weights of values. They are part of a
+    /// tile of keys from `from` to `to`. Sums so far must be multiplied by `corrections`. Returns
+    /// whether one of them is not 1.
+    template <uint N>
+    MEMBER bool weigh(ARGS, QueryTile& t, uint first, uint from, uint to, float (&scores)[N][4],
+        float (&corrections)[2])
+    {
+        uint key = first + 2 * (threadIdx.x % 4);
+#if SOFTCAP
+        UNROLL for (uint n = 0; n < N; n++)
+            UNROLL for (uint i = 0; i < 4; i++)
+                scores[n][i] = scaledScore(scores[n][i], args.softcap);
+#endif
+#if ALIBI
+        UNROLL for (uint n = 0; n < N; n++)
+            UNROLL for (uint i = 0; i < 4; i++)
+            {
+                int distance = int(key + 8 * n + i % 2) - int(position[i / 2]);
+                scores[n][i] -= slope[i / 2] * abs(float(distance));
+            }
+#endif
+        if (t.masks(args, from, to))
+        {
+            UNROLL for (uint n = 0; n < N; n++)
+                UNROLL for (uint i = 0; i < 4; i++)
+                    if (!t.isVisible(args, position[i / 2], key + 8 * n + i % 2))
+                        scores[n][i] = MASKED;
+        }
+        UNROLL for (uint h = 0; h < 2; h++)
+        {
+            float top = maximum[h];
+            UNROLL for (uint n = 0; n < N; n++)
+                top = max(top, max(scores[n][2 * h], scores[n][2 * h + 1]));
+            top = max(top, shuffleXor<4>(top, 1));
+            top = max(top, shuffleXor<4>(top, 2));
+            corrections[h] = exp2Fast(maximum[h] - top);
+            maximum[h] = top;
+            float base = top > MASKED ? top : 0.0f; // no key was visible yet: all weights are 0
+            total[h] *= corrections[h];
+            UNROLL for (uint n = 0; n < N; n++)
+                UNROLL for (uint i = 2 * h; i < 2 * h + 2; i++)
+                {
+                    scores[n][i] = exp2Fast(scores[n][i] - base);
+                    total[h] += scores[n][i];
+                }
+        }
+        return corrections[0] != 1.0f || corrections[1] != 1.0f;
+    }
+
+    /// Makes totals those of all columns.
+    MEMBER void sumTotals()
+    {
+        UNROLL for (uint h = 0; h < 2; h++)
+        {
+            total[h] += shuffleXor<4>(total[h], 1);
+            total[h] += shuffleXor<4>(total[h], 2);
+        }
+    }
+};
+
+#if SPLIT
+/// The partial sums of row r over the split of the block.
+DEVICE float* partialRow(ARGS, QueryTile& t, uint r)
+{
+    uint at = (t.tokenOf(r) * args.n_heads + t.headOf(r)) * args.splits + blockIdx.z;
+    return (float*)args.partial + uint64_t(at) * (HEAD_DIM_V + 4);
+}
+
+/// Stores maximum and total of the softmax of row r, which follow its sums.
+DEVICE void storeTotals(ARGS, QueryTile& t, uint r, OnlineSoftmax all)
+{
+    float* to = partialRow(args, t, r) + HEAD_DIM_V;
+    storeAligned<16>((float4*)to, float4(all.maximum, all.sum, 0, 0));
+}
+#endif
+
+/// Stores columns `first` to `first` + 8 N of the output of row r, or of its sums if keys are split.
+/// A lane passes its two columns of each eight.
+template <uint N>
+DEVICE void storeColumns(ARGS, QueryTile& t, uint r, uint first, const float (&pairs)[N][2])
+{
+    uint c = threadIdx.x % 4;
+#if SPLIT
+    float* y = partialRow(args, t, r) + first;
+#else
+    uint8_t* out = rowAt(args.out, t.tokenOf(r), args.out_stride);
+    uint col = t.headOf(r) * HEAD_DIM_V + first;
+    float* y = (float*)out + col;
+#endif
+#if Q8 && !SPLIT
+    UNROLL for (uint n = 0; n < N; n += 4)
+        storeQ8Quad(out, args.n_heads * HEAD_DIM_V, col + 8 * n, &pairs[n], c);
+#else
+    UNROLL for (uint n = 0; n < N; n++)
+    {
+        float* to = y + 8 * n + 2 * c;
+#if VECTORS || SPLIT
+        storeAligned<8>((float2*)to, float2(pairs[n][0], pairs[n][1]));
+#else
+        to[0] = pairs[n][0];
+        to[1] = pairs[n][1];
+#endif
+    }
+#endif
+}
+
+/// Tiles of the keys of a block, or of its split of them.
+struct KeyRange
+{
+    uint begin, end; // positions, multiples of BK
+
+    MEMBER KeyRange(ARGS, QueryTile& t)
+    {
+        uint first = t.first / BK, n = t.last / BK + 1 - first, index = SPLIT ? blockIdx.z : 0;
+        uint splits = SPLIT ? args.splits : 1, each = n / splits, longer = n % splits;
+        begin = (first + index * each + min(index, longer)) * BK;
+        end = begin + (each + (index < longer ? 1 : 0)) * BK;
+    }
+};

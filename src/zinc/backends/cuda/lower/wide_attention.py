@@ -1,0 +1,141 @@
+"""Tiles of attention of wide heads on tensor cores (kernels/attention_wide.cu).
+
+With latent attention all heads share keys whose last columns are the values, so a tile has rows of
+many heads, even of one token, and reads each key once for all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from zinc.gpu.addresses import Addresses
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.lower.attention import visible_keys
+from zinc.gpu.lower.operands import ceil_div
+from zinc.ops.values import KVState
+
+WARP_ROWS = 16
+MIN_ROWS = 8  # of a sequence; fewer are faster as vectors
+MAX_NUMBERS = 208  # of sums and pairs of queries, in the registers of a lane
+MIN_SPLIT_KEYS, MIN_SPLIT_TILES = 128, 4  # fewer keys are not worth a merge
+MAX_SPLITS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class WideTile:
+    """A tile of 16 `row_tiles` rows, whose keys are staged `keys` at a time in `stages`.
+
+    dim_warps, key_warps: warps that share dimensions and keys of the scores of 16 rows. blocks:
+    of an SM at once. splits: blocks that share all keys of a tile.
+    """
+
+    row_tiles: int
+    dim_warps: int
+    key_warps: int
+    keys: int
+    stages: int
+    blocks: int = 1
+    splits: int = 1
+
+    @property
+    def kernel(self) -> str:
+        return "attention_wide"
+
+    @property
+    def rows(self) -> int:
+        return WARP_ROWS * self.row_tiles
+
+    @property
+    def warps(self) -> int:
+        return self.row_tiles * self.dim_warps * self.key_warps
+
+    @property
+    def defines(self) -> tuple[tuple[str, int], ...]:
+        return (
+            ("BK", self.keys),
+            ("DIM_WARPS", self.dim_warps),
+            ("KEY_WARPS", self.key_warps),
+            ("ROW_TILES", self.row_tiles),
+            ("STAGES", self.stages),
+        )
+
+    def staged_bytes(self, state: KVState, dtype: str) -> int:
+        """Return the shared memory of all stages of keys and values."""
+        widths = [state.head_dim] if state.v_from_k else [state.head_dim, state.head_dim_v]
+        halves = self.keys * sum(_row_bytes(width) for width in widths)
+        if dtype == "f16":
+            return (self.stages if state.v_from_k else self.stages - 1) * halves
+        numbers = self.keys * sum(width + 2 * ceil_div(width, 32) for width in widths)
+        return 2 * halves + self.stages * numbers
+
+    def shared_bytes(self, state: KVState, dtype: str) -> int:
+        """Return all shared memory of a block."""
+        scores = 4 * self.rows * self.keys * self.dim_warps
+        weights = self.rows * (16 * (self.keys // 8 | 1) + 4)
+        return self.staged_bytes(state, dtype) + scores + weights
+
+    def suits(self, state: KVState, stores_blocks: bool) -> bool:
+        """Return whether heads divide evenly among warps, and sums fit into their registers."""
+        columns = 32 if stores_blocks else WARP_ROWS
+        numbers = self.rows * state.head_dim_v // (32 * self.warps)
+        numbers += state.head_dim // (4 * self.dim_warps)
+        return (
+            state.head_dim % max(32, WARP_ROWS * self.dim_warps) == 0
+            and state.head_dim_v % (columns * self.warps) == 0
+            and numbers <= MAX_NUMBERS
+        )
+
+
+# Tiles for as many rows of a sequence, best first.
+TILES = {
+    16: (WideTile(1, 4, 1, keys=16, stages=5, blocks=2), WideTile(1, 4, 1, keys=16, stages=3)),
+    32: (WideTile(2, 2, 2, keys=32, stages=3), WideTile(2, 4, 1, keys=16, stages=3)),
+    64: (WideTile(4, 2, 1, keys=32, stages=3), WideTile(4, 2, 1, keys=16, stages=3)),
+}
+# With 8-bit numbers there are two tiles of float16 besides the stages.
+Q8_TILES = {
+    16: (WideTile(1, 4, 1, keys=16, stages=4, blocks=2), WideTile(1, 4, 1, keys=16, stages=1)),
+    32: (WideTile(2, 2, 2, keys=32, stages=2), WideTile(2, 4, 1, keys=16, stages=1)),
+    64: (WideTile(4, 2, 1, keys=32, stages=1), WideTile(4, 2, 1, keys=16, stages=1)),
+}
+
+
+def wide_tile(
+    state: KVState, n_heads: int, at: Addresses, bucket: Bucket, stores_blocks: bool
+) -> WideTile | None:
+    """Return the tile for a step of `bucket`, None if heads of `state` do not suit the kernel.
+
+    stores_blocks: the output is stored as blocks of 8-bit numbers.
+    """
+    cache, features, repeats = at.kv(state), at.features, n_heads // state.n_heads
+    n_rows = ceil_div(bucket.tokens, bucket.sequences) * repeats
+    if n_rows < MIN_ROWS:
+        return None
+    tiles = TILES if cache.dtype == "f16" else Q8_TILES
+    size = next((size for size in tiles if size >= n_rows), max(tiles))
+    for tile in (tile for n in sorted(tiles, reverse=True) if n <= size for tile in tiles[n]):
+        if (
+            tile.suits(state, stores_blocks)
+            and tile.keys <= cache.block_tokens
+            and tile.shared_bytes(state, cache.dtype) <= features.most_shared_bytes // tile.blocks
+        ):
+            return replace(tile, splits=_splits(tile, state, repeats, at, bucket))
+    return None
+
+
+def _splits(tile: WideTile, state: KVState, repeats: int, at: Addresses, bucket: Bucket) -> int:
+    blocks = state.n_heads * tiles_of_step(bucket, repeats, tile.rows)
+    wanted = tile.blocks * at.features.compute_units // blocks
+    fewest = max(MIN_SPLIT_KEYS, MIN_SPLIT_TILES * tile.keys)
+    return max(1, min(wanted, visible_keys(state, bucket) // fewest, MAX_SPLITS))
+
+
+def tiles_of_step(bucket: Bucket, repeats: int, n_rows: int) -> int:
+    """Return the most tiles of `n_rows` rows in a step. The last one of a sequence may be short."""
+    total = bucket.tokens * repeats + bucket.sequences * (n_rows - 1)
+    return min(total // n_rows, bucket.tokens * ceil_div(repeats, n_rows))
+
+
+def _row_bytes(head_dim: int) -> int:
+    """Return the bytes of a staged position, which has an odd number of 16 bytes."""
+    return 16 * (head_dim // 8 | 1)
