@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from cuda_emulator import emulated
+from ops import attention_steps
 from ops.attention_steps import CASES, errors
+from ops.running import run
 
+from zinc.backends import api
 from zinc.backends.cuda.lower.attention import AttentionTile, choose_tile
 from zinc.backends.cuda.lower.rope_attention import matrix_cut
+from zinc.backends.cuda.lower.wide_attention import WideTile, wide_tile
 from zinc.gpu.addresses import NominalAddresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.features import Features
+from zinc.ops.cases import Case
 from zinc.ops.values import KVState
 
 QUICK = {"narrow-values", "wide-heads"}
@@ -75,6 +83,92 @@ def test_decode_merges_short_contexts_in_clusters(
 )
 def test_heads_that_do_not_suit_tensor_cores_are_multiplied_as_vectors(state: KVState) -> None:
     assert matrix_cut(state, 16, CLUSTERS, Bucket(1, 1, 1, 1024)) is None
+
+
+LATENT = KVState("kv", 1, 576, 512, v_from_k=True)
+SHARED_BYTES = {"RTX 4090": 99 << 10, "H100": 227 << 10}
+
+
+def wide_at(card: str, dtype: str = "f16") -> NominalAddresses:
+    return NominalAddresses(replace(AT.features, most_shared_bytes=SHARED_BYTES[card]), dtype)
+
+
+@pytest.mark.parametrize(
+    ("card", "dtype", "n_heads", "bucket", "tile"),
+    [
+        ("H100", "f16", 16, Bucket(512, 1, 1, 4096), WideTile(4, 2, 1, 32, 3)),
+        ("RTX 4090", "f16", 16, Bucket(512, 1, 1, 4096), WideTile(4, 2, 1, 16, 3)),
+        ("RTX 4090", "q8_0", 16, Bucket(512, 1, 1, 4096), WideTile(4, 2, 1, 16, 1)),
+        ("H100", "f16", 16, Bucket(1, 1, 1, 16384), WideTile(1, 4, 1, 16, 5, 2, splits=128)),
+        ("H100", "f16", 16, Bucket(8, 8, 8, 4096), WideTile(1, 4, 1, 16, 5, 2, splits=32)),
+        ("H100", "f16", 32, Bucket(1, 1, 1, 256), WideTile(2, 2, 2, 32, 3, splits=2)),
+        ("H100", "f16", 128, Bucket(1, 1, 1, 16384), WideTile(4, 2, 1, 32, 3, splits=66)),
+    ],
+)
+def test_rows_of_all_heads_share_latent_keys(
+    card: str, dtype: str, n_heads: int, bucket: Bucket, tile: WideTile
+) -> None:
+    assert wide_tile(LATENT, n_heads, wide_at(card, dtype), bucket, False) == tile
+
+
+@pytest.mark.parametrize("card", SHARED_BYTES)
+@pytest.mark.parametrize("dtype", ["f16", "q8_0"])
+@pytest.mark.parametrize("state", [LATENT, KVState("kv", 4, 512, 512), KVState("kv", 1, 320, 256)])
+def test_every_number_of_rows_has_a_tile_that_fits(card: str, dtype: str, state: KVState) -> None:
+    at = wide_at(card, dtype)
+    for n_tokens in (1, 2, 4, 8, 512):
+        found = wide_tile(state, 16 * state.n_heads, at, Bucket(n_tokens, 1, 1, 4096), True)
+        assert found is not None
+        assert found.blocks * found.shared_bytes(state, dtype) <= SHARED_BYTES[card]
+
+
+@pytest.mark.parametrize(
+    ("state", "n_heads"),
+    [
+        (LATENT, 4),  # few rows
+        (KVState("kv", 1, 592, 512), 16),
+        (KVState("kv", 1, 512, 80), 16),
+    ],
+)
+def test_other_wide_heads_are_multiplied_as_vectors(state: KVState, n_heads: int) -> None:
+    assert wide_tile(state, n_heads, wide_at("H100"), Bucket(1, 1, 1, 4096), False) is None
+
+
+@pytest.mark.skipif(emulated.COMPILER is None, reason="there is no g++")
+def test_a_prompt_of_latent_attention_agrees_with_ref() -> None:
+    case = Case("prompt", 9)
+    state = KVState("kv", 1, 288, 256, v_from_k=True)
+    case.graph.kv_store(case.rows(288), None, state)
+    case.returns(case.graph.attention(case.rows(4 * 288), state, scale=0.05))
+    got, want = run(emulated.backend(), case), run(api.create("ref"), case)
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) <= 2e-3
+
+
+@pytest.mark.skipif(emulated.COMPILER is None, reason="there is no g++")
+@pytest.mark.parametrize(
+    ("card", "state", "dtype", "more"),
+    [
+        (card, state, dtype, more)
+        for card in SHARED_BYTES
+        for dtype in ("f16", "q8_0")
+        for state, more in (
+            (LATENT, {"heads": 20}),
+            (LATENT, {"heads": 3, "sinks": True, "softcap": 15.0}),
+            (KVState("kv", 1, 512, 512, window=50), {"heads": 5}),
+        )
+    ],
+)
+@pytest.mark.every
+def test_wide_heads_agree_with_ref(
+    card: str, state: KVState, dtype: str, more: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = emulated.EmulatedHost.features
+    features = replace(features, most_shared_bytes=SHARED_BYTES[card])
+    monkeypatch.setattr(emulated.EmulatedHost, "features", features)
+    monkeypatch.setitem(CASES, "wide", (state, dtype, more))
+    monkeypatch.setattr(attention_steps, "TOKENS", 40)
+    found, tolerance = errors(emulated.backend(), "wide")
+    assert max(found) <= tolerance
 
 
 def test_heads_that_are_too_wide_have_no_tile() -> None:

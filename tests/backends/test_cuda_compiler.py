@@ -33,6 +33,7 @@ HOT = {
     "gemm_mma",
     "attention",
     "attention_mma",
+    "attention_wide",
     "experts",
     "moe_down",
     "delta_step",
@@ -63,7 +64,7 @@ needs_nvrtc = pytest.mark.skipif(bool(absence()), reason=absence())
     ],
 )
 def test_a_sample_of_kernels_compiles(arch: str) -> None:
-    for name in ("gemv", "gemm_few", "gemm_mma", "attention_mma"):
+    for name in ("gemv", "gemm_few", "gemm_mma", "attention_mma", "attention_wide"):
         check(next(use.kernel for use in uses(TARGETS[arch]) if use.kernel.name == name), arch)
 
 

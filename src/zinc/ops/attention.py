@@ -143,13 +143,14 @@ def _cases() -> Iterator[Case]:
         case = Case(f"alibi-{name}", sum(sequences), sequences=sequences)
         yield _attention_case(case, 4, 2, 32, True, causal=False, alibi=True)
     # Latent attention and other wide heads: many queries, few, and one.
-    for name, sequences, cached, n_kv, n_heads, head_dim in (
+    lengths: tuple[int, ...]
+    for name, lengths, cached, n_kv, n_heads, head_dim in (
         ("latent-many", (33, 7), 40, 1, 5, 576),
         ("latent-few", (2, 1), 140, 1, 12, 576),
         ("latent-one", (1,), 200, 1, 16, 576),
         ("wide-many", (20, 4), 40, 2, 8, 512),
     ):
-        case = Case(name, sum(sequences), sequences=sequences, cached=cached)
+        case = Case(name, sum(lengths), sequences=lengths, cached=cached)
         state = KVState("kv", n_kv, head_dim, 512, v_from_k=n_kv == 1)
         q, k = case.rows(n_heads * head_dim), case.rows(n_kv * head_dim)
         case.graph.kv_store(k, case.rows(n_kv * 512) if n_kv > 1 else None, state)

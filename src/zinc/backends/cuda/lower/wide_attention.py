@@ -88,7 +88,12 @@ class WideTile:
 
 # Tiles for as many rows of a sequence, best first.
 TILES = {
-    16: (WideTile(1, 4, 1, keys=16, stages=5, blocks=2), WideTile(1, 4, 1, keys=16, stages=3)),
+    16: (
+        WideTile(1, 4, 1, keys=16, stages=5, blocks=2),
+        WideTile(1, 4, 1, keys=16, stages=4, blocks=2),
+        WideTile(1, 4, 1, keys=16, stages=5),
+        WideTile(1, 4, 1, keys=16, stages=3),
+    ),
     32: (WideTile(2, 2, 2, keys=32, stages=3), WideTile(2, 4, 1, keys=16, stages=3)),
     64: (WideTile(4, 2, 1, keys=32, stages=3), WideTile(4, 2, 1, keys=16, stages=3)),
 }
