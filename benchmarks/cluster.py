@@ -50,7 +50,7 @@ START_S = 120.0
 PROCESSES = {  # by their titles
     "proxy": "ray::ProxyActor",
     "front": "ray::ServeReplica:zinc:front",
-    "replicas": "ray::ServeReplica:zinc:engine",
+    "replicas": "ray::ServeReplica:zinc-",
 }
 
 
@@ -333,10 +333,11 @@ def lost(args: argparse.Namespace) -> dict[str, Any]:
         with Load(args.workers) as load:
             while n_killed < args.kills:
                 time.sleep(args.pause)
-                with suppress(OSError, ValueError, KeyError):
+                with suppress(OSError, ValueError, KeyError, StopIteration):
                     name = post(body(load.prompts[0], tokens=1))[1]["x-zinc-replica"]
-                    actor = f"SERVE_REPLICA::zinc#engine#{name}"
-                    ray.kill(ray.get_actor(actor, namespace="serve"))
+                    actors = ray.util.list_named_actors(all_namespaces=True)
+                    actor = next(each for each in actors if each["name"].endswith(f"#{name}"))
+                    ray.kill(ray.get_actor(**actor))
                     n_killed += 1
             time.sleep(args.pause)
         return {"killed": n_killed, **load.outcomes, "errors": load.errors[:5]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from zinc.cli.main import main
 from zinc.cluster import config_file
+from zinc.cluster.applications import applications, model_of
 from zinc.cluster.memory import replica_memory
 from zinc.cluster.options import ClusterOptions
 from zinc.core.errors import RequestError
@@ -78,28 +80,129 @@ def test_the_config_file_has_the_options_that_differ(capsys):
     words = ["a.gguf", "--context", "2048", "--replicas", "3", "--api-key", "k", "--port", "81"]
     assert main(["cluster", "yaml", *words]) == 0
     given = parsed(capsys.readouterr().out)
-    application = given["applications"][0]
+    model, front = given["applications"]
     assert given["http_options"] == {"host": "127.0.0.1", "port": 81}
-    assert application["import_path"] == "zinc.cluster.app:build"
-    options = ClusterOptions.of(application["args"])
-    assert options.replicas == 3
-    model = str(Path("a.gguf").absolute())  # replicas have another working folder
-    assert (options.serve["models"], options.serve["context"]) == ([model], 2048)
+    assert (model["name"], model["route_prefix"]) == ("zinc-a", None)
+    assert model["import_path"] == "zinc.cluster.app:model"
+    assert model["deployments"][0]["num_replicas"] == 3
+    options = ClusterOptions.of(model["args"])
+    path = str(Path("a.gguf").absolute())  # replicas have another working folder
+    assert (options.serve["models"], options.serve["context"]) == ([path], 2048)
     assert "port" not in options.serve
-    assert options.separates_keys
+    assert (front["name"], front["route_prefix"]) == ("zinc", "/")
+    assert front["args"]["separates_keys"]
+    assert front["deployments"][0]["user_config"] == {"models": ["a"]}
 
 
-def test_kuberay_gets_the_same_config():
-    options = ClusterOptions(serve={"context": 4096}, replicas=0, max_replicas=5, gpus=1)
-    service = parsed(config_file.text(options, "0.0.0.0", 8000, "zinc:1"))
-    assert parsed(service["spec"]["serveConfigV2"]) == parsed(
-        config_file.text(options, "0.0.0.0", 8000)
+def test_each_model_has_an_application_with_its_own_options(capsys, tmp_path):
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "cpus: 4\nserve: {context: 8192}\nmodels:\n"
+        "  big/x:7b: {gpus: 1, max_replicas: 3}\n"
+        "  small: {model: s.gguf, cpus: 2, serve: {context: 512}}\n"
     )
-    group = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
-    assert (group["minReplicas"], group["maxReplicas"]) == (1, 5)
-    container = group["template"]["spec"]["containers"][0]
+    words = ["--config", str(file), "--memory", "2G", "--router", "load"]
+    assert main(["cluster", "yaml", *words]) == 0
+    big, small, front = parsed(capsys.readouterr().out)["applications"]
+    assert (big["name"], small["name"]) == ("zinc-big%2Fx:7b", "zinc-small")
+    assert [model_of(each["name"]) for each in (big, small, front)] == ["big/x:7b", "small", None]
+    assert big["args"]["serve"] == {"context": 8192, "models": ["big/x:7b"], "alias": "big/x:7b"}
+    assert small["args"]["serve"]["models"] == [str(Path("s.gguf").absolute())]
+    assert (small["args"]["serve"]["context"], small["args"]["router"]) == (512, "load")
+    scaling, share = (big["deployments"][0][k] for k in ("autoscaling_config", "ray_actor_options"))
+    assert (scaling["min_replicas"], scaling["max_replicas"]) == (1, 3)
+    assert share == {"num_cpus": 4, "num_gpus": 1, "memory": 2 << 30}
+    assert small["deployments"][0]["ray_actor_options"]["num_cpus"] == 2
+    assert front["deployments"][0]["user_config"]["models"] == ["big/x:7b", "small"]
+
+
+def test_models_of_the_command_line_have_replicas_each_or_share_them(capsys):
+    words = ["a=x.gguf", "qwen3:8b", "--alias", "first", "--lora", "l.gguf"]
+    assert main(["cluster", "yaml", *words]) == 0
+    first, second, _ = parsed(capsys.readouterr().out)["applications"]
+    assert (first["name"], second["name"]) == ("zinc-first", "zinc-qwen3:8b")
+    assert first["args"]["serve"]["lora"] == ["l.gguf"]
+    assert "lora" not in second["args"]["serve"]
+    assert main(["cluster", "yaml", *words, "--together"]) == 0
+    together, front = parsed(capsys.readouterr().out)["applications"]
+    assert len(together["args"]["serve"]["models"]) == 2
+    assert front["deployments"][0]["user_config"] == {"models": [""]}
+
+
+def test_other_settings_leave_the_arguments_of_replicas_alone():
+    """Serve replaces replicas whose arguments change."""
+    options = ClusterOptions(models={"a": {}, "b": {}})
+    more = replace(options, replicas=5, queue=9, memory=1 << 30, drain_s=1.0, fronts=2)
+    for one, other in zip(applications(options), applications(more), strict=True):
+        assert one.args == other.args
+        assert one.settings != other.settings
+    changed = replace(options, models={"a": {"serve": {"context": 64}}, "b": {}, "c": {}})
+    a, b, c, front = applications(changed)
+    assert a.args != applications(options)[0].args
+    assert [b.args, front.args] == [each.args for each in applications(options)[1:]]
+    assert c.name == "zinc-c"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("models: {a: {replica: 2}}", "no option 'replica' of the model 'a'"),
+        ("models: {a: {serve: {api_key: [k]}}}", "'a' cannot have 'api_key' of its own"),
+        ("models: {a: {serve: {models: [b]}}}", "'a' cannot have 'models' of its own"),
+        ("models: {a: 3}", "the options of the model 'a' are no mapping"),
+        ("models: {a: {replicas: 0}}", "a cluster needs replicas"),
+        ("models: {a: {}}\nserve: {models: [b]}", "`serve` has 'models', and there are `models`"),
+        ("[1]", "it is no mapping"),
+        ("a: b: c", "is no YAML"),
+    ],
+)
+def test_errors_in_a_config_file_name_the_option(capsys, tmp_path, text, error):
+    pytest.importorskip("yaml", reason="PyYAML is not installed")
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    assert main(["cluster", "yaml", "--config", str(file)]) == 1
+    assert error in capsys.readouterr().err
+
+
+def test_models_are_named_in_one_place_and_once(capsys, tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text('{"models": {"a": {}}, "serve": {"port": 82}}')
+    assert main(["cluster", "yaml", "b", "--config", str(file)]) == 1
+    assert "models are named twice" in capsys.readouterr().err
+    assert main(["cluster", "yaml", "x/a.gguf", "y/a.gguf"]) == 1
+    assert "two models are named 'a'" in capsys.readouterr().err
+    assert main(["cluster", "yaml", "--config", str(file)]) == 0
+    assert parsed(capsys.readouterr().out)["http_options"]["port"] == 82
+
+
+def test_kuberay_gets_a_group_of_pods_for_each_model():
+    models = {"Qwen3:8b": {"gpus": 0.5, "memory": 3 << 30}, "qwen3-8B": {"max_replicas": 5}}
+    options = ClusterOptions(models=models, serve={"allow_public": True}, replicas=2)
+    service = parsed(config_file.text(options, "0.0.0.0", 8080, "zinc:1"))
+    config = parsed(service["spec"]["serveConfigV2"])
+    assert config == parsed(config_file.text(options, "0.0.0.0", 8000))
+    cluster = service["spec"]["rayClusterConfig"]
+    assert cluster["enableInTreeAutoscaling"]
+    first, second = cluster["workerGroupSpecs"]
+    assert [first["groupName"], second["groupName"]] == ["qwen3-8b", "qwen3-8b-2"]
+    assert (second["minReplicas"], second["maxReplicas"]) == (2, 5)
+    container = first["template"]["spec"]["containers"][0]
     assert container["image"] == "zinc:1"
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    # KubeRay's own metrics are on 8080, and it asks the port named "serve" for readiness.
+    assert container["ports"] == [{"name": "serve", "containerPort": 8000}]
+    head = cluster["headGroupSpec"]["template"]["spec"]["containers"][0]
+    assert {each["name"] for each in head["ports"]} == {"gcs", "dashboard", "client", "serve"}
+    limits = {"cpu": "1", "memory": "4096Mi", "nvidia.com/gpu": "1"}
+    assert container["resources"] == {"requests": limits, "limits": limits}
+
+
+@pytest.mark.parametrize(
+    ("host", "error"),
+    [("127.0.0.1", "pods cannot be reached on 127.0.0.1"), ("0.0.0.0", "without an API key")],
+)
+def test_kuberay_needs_an_address_that_pods_can_reach(host, error):
+    with pytest.raises(RequestError, match=error):
+        config_file.text(ClusterOptions(), host, 8000, "zinc:1")
 
 
 def parsed(text: str) -> Any:
@@ -146,7 +249,8 @@ def test_memory_that_is_unknown_is_not_asked_for(options):
 
 def test_the_config_file_has_the_memory_of_a_replica(capsys):
     assert main(["cluster", "yaml"]) == 0
-    options = parsed(capsys.readouterr().out)["applications"][0]["args"]
-    assert options == {"memory": replica_memory(ClusterOptions())}
+    found = parsed(capsys.readouterr().out)["applications"][0]["deployments"][0]
+    assert found["ray_actor_options"]["memory"] == replica_memory(ClusterOptions())
     assert main(["cluster", "yaml", "--memory", "2G"]) == 0
-    assert parsed(capsys.readouterr().out)["applications"][0]["args"] == {"memory": 2 << 30}
+    found = parsed(capsys.readouterr().out)["applications"][0]["deployments"][0]
+    assert found["ray_actor_options"]["memory"] == 2 << 30

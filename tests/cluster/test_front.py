@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,8 +60,14 @@ class Reply:
 
 
 async def call(
-    front: Front, method: str, path: str, body: object = None, gone: asyncio.Event | None = None
+    front: Front,
+    method: str,
+    path: str,
+    body: object = None,
+    gone: asyncio.Event | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Reply:
+    path, _, query = path.partition("?")
     data = b"" if body is None else json.dumps(body).encode()
     received = [{"type": "http.request", "body": data, "more_body": False}]
     sent: list[dict[str, Any]] = []
@@ -76,10 +83,11 @@ async def call(
 
     scope = {
         "type": "http", "method": method, "path": path, "raw_path": path.encode(),
-        "query_string": b"", "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 9),
-        "server": ("127.0.0.1", 80), "http_version": "1.1", "scheme": "http", "root_path": "",
-        "unsendable": object(),
+        "query_string": query.encode(), "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 9), "server": ("127.0.0.1", 80), "http_version": "1.1",
+        "scheme": "http", "root_path": "", "unsendable": object(),
     }  # fmt: skip
+    scope["headers"] += [(k.encode(), v.encode()) for k, v in (headers or {}).items()]
     await front(scope, receive, send)
     return Reply(sent)
 
@@ -93,7 +101,7 @@ async def cluster(count: int = 2, **settings: Any) -> AsyncGenerator[tuple[Front
         await replicas[-1].start()
     local = Local(list(replicas))
     try:
-        yield Front(local, 1 << 20, pause_s=0.0), local
+        yield Front({MODEL: local}, 1 << 20, pause_s=0.0), local
     finally:
         for each in replicas:
             await each.close()
@@ -195,7 +203,7 @@ class Scripted:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/metrics", "/models/load"])
 def test_a_client_gets_a_retryable_error_when_no_replica_answers(path):
-    front = Front(Scripted(ReplicaLostError()), 1 << 20, pause_s=0.0)
+    front = Front({MODEL: Scripted(ReplicaLostError())}, 1 << 20, pause_s=0.0)
     reply = asyncio.run(call(front, "POST", path, CHAT))
     assert reply.status == 503
     assert reply.headers["retry-after"] == "1"
@@ -204,20 +212,142 @@ def test_a_client_gets_a_retryable_error_when_no_replica_answers(path):
 
 def test_a_request_is_repeated_when_a_replica_is_lost_that_had_begun():
     replicas = Scripted(Part("r0", 0.0), ReplicaLostError())
-    reply = asyncio.run(call(Front(replicas, 1 << 20, pause_s=0.0), "POST", "/completion", CHAT))
+    reply = asyncio.run(
+        call(Front({MODEL: replicas}, 1 << 20, pause_s=0.0), "POST", "/completion", CHAT)
+    )
     assert (reply.status, replicas.n_calls) == (503, 5)
 
 
 def test_a_request_that_no_replica_begins_ends():
     replicas = Scripted(None)
-    reply = asyncio.run(call(Front(replicas, 1 << 20, start_s=0.01), "POST", "/completion", CHAT))
+    reply = asyncio.run(
+        call(Front({MODEL: replicas}, 1 << 20, start_s=0.01), "POST", "/completion", CHAT)
+    )
     assert (reply.status, replicas.n_calls) == (503, 1)
     assert reply.json["error"]["code"] == "no_replica"
 
 
 def test_a_body_that_is_too_large_is_refused():
-    reply = asyncio.run(call(Front(Scripted(), 100), "POST", "/completion", {"prompt": "x" * 100}))
+    reply = asyncio.run(
+        call(Front({MODEL: Scripted()}, 100), "POST", "/completion", {"prompt": "x" * 100})
+    )
     assert reply.status == 413
+
+
+class Named:
+    """Replicas of one model, which answer with its name and the path that was asked for.
+
+    status: of all answers, 0 for none.
+    """
+
+    def __init__(self, name: str, status: int = 200) -> None:
+        self.name, self.status = name, status
+        self.paths: list[str] = []
+
+    async def answer(self, request: Forwarded) -> AsyncGenerator[Part]:
+        self.paths.append(request.scope["path"])
+        if not self.status:
+            await asyncio.Event().wait()
+        row = {"id": self.name, "name": self.name}
+        body = json.dumps({"object": "list", "data": [row], "models": [row]}).encode()
+        start = {"type": "http.response.start", "status": self.status, "headers": []}
+        if self.name not in request.avoid:
+            sent = (start, {"type": "http.response.body", "body": body})
+            yield Part(self.name, 0.0, sent)
+        else:
+            yield Part(self.name, 0.0)
+
+
+def ask(front: Front, method: str, path: str, body: object = None, **headers: str) -> Reply:
+    return asyncio.run(call(front, method, path, body, headers=headers))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "model"),
+    [
+        ("POST", "/v1/chat/completions", {"model": "b"}, "b"),
+        ("POST", "/v1/chat/completions", {}, "a"),
+        ("POST", "/v1/messages", {"model": "c/d:7b"}, "c/d:7b"),
+        ("POST", "/api/chat", {"model": "b:latest"}, "b"),
+        ("POST", "/api/show", {"name": "b"}, "b"),
+        ("GET", "/v1/models/c/d:7b", None, "c/d:7b"),
+        ("GET", "/props?model=b", None, "b"),
+        ("POST", "/lora-adapters?model=b", [{"id": 0}], "b"),
+        ("POST", "/models/load", {"model": "b"}, "b"),
+        ("GET", "/", None, "a"),
+    ],
+)
+def test_a_request_goes_to_the_model_that_it_names(method, path, body, model):
+    models = {name: Named(name) for name in ("a", "b", "c/d:7b")}
+    reply = ask(Front(models, 1000), method, path, body)
+    assert (reply.status, reply.headers["x-zinc-replica"]) == (200, model)
+    assert [name for name, each in models.items() if each.paths] == [model]
+
+
+def test_a_model_that_nobody_has_is_an_error_in_the_form_of_the_api():
+    front = Front({"a": Named("a"), "b": Named("b")}, 1000)
+    for path in ("/v1/chat/completions", "/v1/messages", "/api/chat"):
+        reply = ask(front, "POST", path, {"model": "c"})
+        assert reply.status == 404
+        error = reply.json["error"]
+        text = error if path == "/api/chat" else error["message"]
+        assert text == "there is no model 'c': this server has a, b."
+    assert ask(front, "POST", "/v1/completions", {"model": "b:latest"}).status == 404
+    assert ask(Front({"a": Named("a")}, 1000), "POST", "/completion", {"model": "c"}).status == 200
+
+
+def test_a_client_without_a_key_does_not_learn_the_names_of_models():
+    refused = Named("a", status=401)
+    front = Front({"a": refused, "b": Named("b", status=401)}, 1000)
+    reply = ask(front, "POST", "/v1/chat/completions", {"model": "c"})
+    assert reply.status == 401
+    assert "message" not in reply.json
+    assert refused.paths == ["/v1/models"]
+    assert ask(front, "GET", "/v1/models").status == 401
+
+
+def test_lists_have_the_models_of_all_replicas():
+    models = {"a": Named("a"), "gone": Named("gone", status=0), "b": Named("b")}
+    front = Front(models, 1000, start_s=0.05)
+    for path, field in (("/v1/models", "data"), ("/api/tags", "models"), ("/api/ps", "models")):
+        reply = ask(front, "GET", path)
+        assert [row["name"] for row in reply.json[field]] == ["a", "b"]
+        assert reply.headers["content-length"] == str(len(reply.body))
+    version = {"anthropic-version": "2023-06-01"}
+    page = ask(front, "GET", "/v1/models?limit=1", **version).json
+    assert (page["first_id"], page["last_id"], page["has_more"]) == ("a", "a", True)
+    page = ask(front, "GET", "/v1/models?after_id=a", **version).json
+    assert ([row["id"] for row in page["data"]], page["has_more"]) == (["b"], False)
+    assert ask(front, "GET", "/v1/models?after_id=x", **version).status == 400
+
+
+def test_a_cluster_is_well_while_one_model_answers():
+    models = {"gone": Named("gone", status=0), "bad": Named("bad", status=503), "a": Named("a")}
+    front = Front(models, 1000, start_s=5.0)
+    assert ask(front, "GET", "/health").status == 200
+    del models["a"]
+    front = Front({**models}, 1000, start_s=0.05)
+    assert ask(front, "GET", "/health").status == 503
+
+
+def test_stored_responses_are_looked_for_among_all_models():
+    models = {"a": Named("a", status=404), "b": Named("b")}
+    assert ask(Front(models, 1000), "GET", "/v1/responses/r").headers["x-zinc-replica"] == "b"
+    models = {"a": Named("a", status=404), "b": Named("b", status=404)}
+    assert ask(Front(models, 1000), "GET", "/v1/responses/r").status == 404
+
+
+def test_metrics_of_all_models_are_merged():
+    class Metrics(Named):
+        async def answer(self, request: Forwarded) -> AsyncGenerator[Part]:
+            async with aclosing(super().answer(request)) as parts:
+                async for part in parts:
+                    body = {"type": "http.response.body", "body": b"x 1\n"}
+                    yield replace(part, messages=(*part.messages[:1], body))
+
+    front = Front({"a": Metrics("a"), "b": Metrics("b")}, 1000)
+    text = 'x{replica="a"} 1\nx{replica="b"} 1\n'
+    assert ask(front, "GET", "/metrics").body.decode() == text
 
 
 def test_a_replica_says_that_it_has_begun_when_the_answer_takes_longer(monkeypatch):

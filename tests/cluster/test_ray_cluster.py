@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -14,10 +15,13 @@ from importlib.util import find_spec
 import pytest
 from server.serving import backend
 
+from zinc.engine.load.files import resolve_model
+
 Cluster = Callable[..., subprocess.CompletedProcess[str]]
 PATIENCE_S = 120.0
 PORT = 27_500 + os.getpid() % 1000
 URL = f"http://127.0.0.1:{PORT}"
+MODEL_FILE = resolve_model(None)
 ASK = [{"role": "user", "content": "Tell me of the river and the old stone bridge."}]
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
@@ -47,10 +51,10 @@ def chat(max_tokens: int, text: str = "") -> str:
     return ask_replica(max_tokens, text)[0]
 
 
-def ask_replica(max_tokens: int, text: str) -> tuple[str, str]:
+def ask_replica(max_tokens: int, text: str = "", model: str = "any") -> tuple[str, str]:
     """Return an answer of the cluster, and the name of its replica."""
     messages = [{"role": "user", "content": text}] if text else ASK
-    body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0}
+    body = {"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
     request = urllib.request.Request(
         f"{URL}/v1/chat/completions",
         json.dumps(body).encode(),
@@ -107,7 +111,8 @@ def test_a_cluster_starts_answers_and_stops(cluster: Cluster, tmp_path):
     done = cluster("up", *options)
     assert done.returncode == 0, done.stderr
     status = json.loads(cluster("status", "--json").stdout)
-    assert status["replicas"]["states"] == {"RUNNING": 2}
+    assert status["state"] == "RUNNING"
+    assert [each["replicas"] for each in status["models"].values()] == [{"RUNNING": 2}]
     text = chat(24)
     assert len(text) > 20
     assert chat(24) == text
@@ -118,6 +123,54 @@ def test_a_cluster_starts_answers_and_stops(cluster: Cluster, tmp_path):
         assert "zinc_model_loaded{replica=" in reply.read().decode()
     assert cluster("down").returncode == 0
     assert "no cluster is running" in cluster("status").stderr
+
+
+def test_each_model_has_replicas_that_updates_of_others_leave_alone(cluster: Cluster, tmp_path):
+    config = {
+        "serve": {"port": PORT, "backend": backend()},
+        "models": {"a": {"model": str(MODEL_FILE)}, "b": {"model": str(MODEL_FILE), "cpus": 0.5}},
+    }
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps(config))
+    done = cluster("up", "--config", str(file))
+    assert done.returncode == 0, done.stderr
+    (text, first), (other, second) = (ask_replica(16, model=name) for name in "ab")
+    assert text == other
+    assert first != second
+    assert listed() == ["a", "b"]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask_replica(16, model="c")
+    assert refused.value.code == 404
+    assert "this server has a, b" in refused.value.read().decode()
+
+    config["models"] = {
+        "b": {"model": str(MODEL_FILE), "cpus": 0.5, "replicas": 2},
+        "c": {"model": str(MODEL_FILE), "serve": {"context": 256}},
+    }
+    file.write_text(json.dumps(config))
+    done = cluster("up", "--config", str(file))
+    assert done.returncode == 0, done.stderr
+    status = json.loads(cluster("status", "--json").stdout)["models"]
+    assert {name: each["replicas"] for name, each in status.items()} == {
+        "b": {"RUNNING": 2},
+        "c": {"RUNNING": 1},
+    }
+    assert listed() == ["b", "c"]
+    assert second in {ask_replica(16, model="b", text=f"Hi {i}")[1] for i in range(8)}
+
+    config["models"]["c"]["serve"] = {"context": 512}
+    config["models"]["d"] = {"model": str(tmp_path / "missing.gguf")}
+    file.write_text(json.dumps(config))
+    done = cluster("up", "--config", str(file))
+    assert done.returncode == 1
+    assert "a replica of 'd' cannot start" in done.stderr
+    assert second in {ask_replica(16, model="b", text=f"Hi {i}")[1] for i in range(8)}
+
+
+def listed() -> list[str]:
+    """Return the models that the cluster lists."""
+    with urllib.request.urlopen(f"{URL}/v1/models", timeout=60) as reply:
+        return [row["id"] for row in json.load(reply)["data"]]
 
 
 @pytest.mark.parametrize("where", ["memory", "folder"])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from hub.fake_hub import FakeHub
-from pages import MODELFILE, PAGES, REQUESTS, ROOT, blocks, commands, write_adapters
+from pages import CLUSTER, MODELFILE, PAGES, REQUESTS, ROOT, blocks, commands, write_adapters
 
 from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.hub.errors import ModelNameError
@@ -16,6 +16,7 @@ from zinc.hub.names import HubName, is_model_name, parse
 from zinc.hub.pull import pull
 
 MODELFILE_TEXT = blocks(ROOT / "docs/models.md", "dockerfile")[0]
+CLUSTER_TEXT = blocks(ROOT / "docs/cluster.md", "yaml")[0]
 REQUESTS_TEXT = blocks(ROOT / "docs/batch.md", "jsonl")[0]
 
 
@@ -51,7 +52,8 @@ def hub() -> Iterator[FakeHub]:
 def provide(hub, monkeypatch, tmp_path) -> Callable[[str], None]:
     """Use `hub`, and an empty cache. Return a function that gets what a command needs.
 
-    It pulls the models, and writes the Modelfile, the requests of a batch and adapters.
+    It pulls the models, and writes the Modelfile, the requests of a batch, the config of a cluster
+    and adapters.
     """
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
@@ -65,6 +67,8 @@ def provide(hub, monkeypatch, tmp_path) -> Callable[[str], None]:
             words += MODELFILE_TEXT.split()
         if REQUESTS in command:
             (tmp_path / REQUESTS).write_text(REQUESTS_TEXT)
+        if CLUSTER in command:
+            (tmp_path / CLUSTER).write_text(CLUSTER_TEXT)
         write_adapters(command, tmp_path)
         for name in model_names(words):
             pull(name)

@@ -24,6 +24,7 @@ PAGES = [
 PROGRAMS = {"python": sys.executable, "zinc": f"{sys.executable} -m zinc"}
 MODELFILE = "./Modelfile"
 REQUESTS, ANSWERS = "requests.jsonl", "answers.jsonl"
+CLUSTER = "cluster.yaml"
 RESULTS = ("alone.json", "together.json")  # of `zinc bench`
 ADAPTER = re.compile(r"\badapter[\w-]*\.gguf")
 ADDRESS = "http://127.0.0.1:8080"  # of the server in every example
@@ -61,7 +62,7 @@ def script(command: str, folder: Path) -> str:
     folder: where the Modelfile and the requests of the pages are; redirected output goes there.
     """
     command = with_demo_model(command).replace("git diff", "echo '+ x = 1'")
-    for name in (MODELFILE, REQUESTS, ANSWERS, *RESULTS, *set(ADAPTER.findall(command))):
+    for name in (MODELFILE, REQUESTS, CLUSTER, ANSWERS, *RESULTS, *set(ADAPTER.findall(command))):
         command = command.replace(name, str(folder / name))
     command = re.sub(r"> (?=\w)", f"> {folder}/", command)
     return re.sub(r"\b(python(?= )|zinc(?= ))", lambda m: PROGRAMS[m[0]], command, count=1)

@@ -21,6 +21,7 @@ NOT_RUN = {
     "pip": "installs software; dev/wheels installs the wheels",
     "ray": "starts processes that outlive the command",
     "serve": "is Ray's, and needs a cluster",
+    "kubectl": "needs Kubernetes",
     "docker": "needs a daemon, and a network to build",
     "brew": "is Homebrew's, on macOS",
     "export": "sets variables of the user's shell",

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zinc.cli import cluster_simulate, serve, usage
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from zinc.cluster.options import ClusterOptions
 
 ACTIONS = {
-    "up": "start the cluster, or update the one that runs",
+    "up": "start the cluster, or update what changed of the one that runs",
     "status": "show the state of the cluster",
     "down": "stop the cluster",
     "yaml": "print the config of a cluster for `serve deploy` or KubeRay",
@@ -58,12 +59,26 @@ def _add_arguments(parser: argparse.ArgumentParser, action: str) -> None:
 
 def _add_options(group: argparse._ArgumentGroup) -> None:
     """Add the options of a cluster that starts."""
-    usage.add_number(group, "--replicas", usage.count, 1, "servers")
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML or JSON with these options and those of each model; options of the command line "
+        "override it",
+    )
+    group.add_argument(
+        "--together",
+        action="store_true",
+        help="let each replica serve all models, and load those after the first when requests name "
+        "them (default: each model has replicas of its own)",
+    )
+    usage.add_number(group, "--replicas", usage.count, 1, "replicas of each model")
     group.add_argument(
         "--max-replicas",
         type=usage.count,
+        default=0,
         metavar="N",
-        help="start more replicas up to this number when requests queue, and stop them later",
+        help="start more replicas of a model up to this number when requests queue, and stop them "
+        "later",
     )
     queue = "requests of a replica, on average, at which more are started"
     usage.add_number(group, "--queue", usage.count, 4, queue)
@@ -79,6 +94,7 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--memory",
         type=serve.size,
+        default=0,
         metavar="SIZE",
         help="memory of a replica, by which Ray chooses its machine "
         "(default: that of its models, if they are on this machine)",
@@ -107,7 +123,8 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "yaml":
         from zinc.cluster.config_file import text
 
-        print(text(_options(args), args.host, args.port, args.kuberay), end="")
+        options, host, port = _options(args)
+        print(text(options, host, port, args.kuberay), end="")
         return 0
     if args.action == "simulate":
         return cluster_simulate.run(args)
@@ -117,11 +134,12 @@ def run(args: argparse.Namespace) -> int:
     check_ray()
     from zinc.cluster import control
 
-    options = _options(args) if args.action == "up" else None
+    started = _options(args) if args.action == "up" else None
     dashboard = control.connect(args.address)
-    if options is not None:
-        control.up(options, args.host, args.port)
-        print(f"zinc: serving on http://{args.host}:{args.port}", file=sys.stderr)
+    if started is not None:
+        options, host, port = started
+        control.up(options, host, port)
+        print(f"zinc: serving on http://{host}:{port}", file=sys.stderr)
         if dashboard:
             print(f"zinc: Ray's dashboard is on {dashboard}", file=sys.stderr)
     elif args.action == "down":
@@ -140,34 +158,51 @@ def _print_status(status: object, as_json: bool) -> int:
         json.dump(asdict(status), sys.stdout, indent=2)
         print()
     else:
-        states = ", ".join(f"{n} {state}" for state, n in status.replicas.states.items())
-        rows = [("state", status.state), ("replicas", states or "none")]
-        if status.message:
-            rows.append(("message", plain(status.message, 300)))
+        rows = [
+            (
+                name,
+                model.state,
+                ", ".join(f"{n} {state}" for state, n in model.replicas.items()) or "none",
+                plain(model.message, 300),
+            )
+            for name, model in status.models.items()
+        ]
+        print(table(("model", "state", "replicas", "message"), rows))
+        print(f"\nThe cluster is {status.state}. {plain(status.message, 300)}".rstrip())
         if status.dashboard:
-            rows.append(("dashboard", status.dashboard))
-        print(table(("cluster", ""), rows))
+            print(f"Ray's dashboard is on {status.dashboard}.")
     return 0 if status.state == "RUNNING" else 1
 
 
-def _options(args: argparse.Namespace) -> ClusterOptions:
-    from zinc.cluster.options import ClusterOptions, serve_options, shared_folder
-
-    options = ClusterOptions(
-        serve=serve_options(args),
-        replicas=0 if args.max_replicas else args.replicas,
-        min_replicas=args.replicas,
-        max_replicas=args.max_replicas or args.replicas,
-        queue=args.queue,
-        cpus=args.cpus,
-        gpus=args.gpus,
-        fronts=args.fronts,
-        drain_s=args.drain,
-        router=args.router,
-        share_prefixes=args.share_prefixes and shared_folder(args.share_prefixes),
+def _options(args: argparse.Namespace) -> tuple[ClusterOptions, str, int]:
+    """Return the options of the cluster, and host and port of its address. Raises a ZincError."""
+    from zinc.cluster.memory import with_memory
+    from zinc.cluster.options import (
+        ClusterOptions,
+        model_options,
+        read_options,
+        serve_options,
+        shared_folder,
     )
-    if args.memory is not None:
-        return replace(options, memory=args.memory)
-    from zinc.cluster.memory import replica_memory
 
-    return replace(options, memory=replica_memory(options))
+    served = serve_options(args)
+    given = {
+        "replicas": args.replicas,
+        "max_replicas": args.max_replicas,
+        "queue": args.queue,
+        "cpus": args.cpus,
+        "gpus": args.gpus,
+        "memory": args.memory,
+        "fronts": args.fronts,
+        "drain_s": args.drain,
+        "router": args.router,
+        "share_prefixes": args.share_prefixes and shared_folder(args.share_prefixes),
+    }
+    if args.config is not None:
+        changed = ClusterOptions(**given).changed()
+        options, port = read_options(Path(args.config), changed, served, args.port)
+    else:
+        port = args.port
+        options = ClusterOptions(serve=served) if args.together else model_options(served)
+        options = replace(options, **given)
+    return with_memory(options), options.serve.get("host", args.host), port

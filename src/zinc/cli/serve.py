@@ -298,12 +298,17 @@ def _source(text: str, pull: bool) -> ModelSource:
     from zinc.engine.load.settings import settings_of
     from zinc.server.config import ModelSource
 
+    name, model = split_name(text)
+    return ModelSource(name, _model_file(model, pull), settings_of(model))
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """Return the name for clients, and the MODEL, of [NAME=]MODEL."""
     name, mark, model = text.partition("=")
     # A path may contain "=". A name contains no "/", and an existing file of that name wins.
     if not mark or not name or not model or "/" in name or Path(text).exists():
-        name, model = "", text
-    path = _model_file(model, pull)
-    return ModelSource(name or client_name(model), path, settings_of(model))
+        return client_name(text), text
+    return name, model
 
 
 def client_name(model: str) -> str:

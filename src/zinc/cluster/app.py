@@ -1,7 +1,14 @@
-"""The Serve application: `build` is its entry for `zinc cluster up` and for config files."""
+"""The Serve applications of a cluster: `front`, and `model` for each model.
+
+Each model is an application of its own, so that Serve replaces its replicas without touching those
+of others. The front is the only one with an address. `config_file` names these functions in config
+files, and `control` calls them for `zinc cluster up`.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,17 +16,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import ray
 from ray import serve
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 from starlette.types import ASGIApp
 
+import zinc
+from zinc.cluster.applications import (
+    DIRECTORY,
+    DIRECTORY_APPLICATION,
+    ENGINE,
+    FRONT,
+    ApplicationConfig,
+    application_name,
+)
 from zinc.cluster.front import Front, ReplicaLostError
 from zinc.cluster.messages import Forwarded, Part
 from zinc.cluster.options import ClusterOptions
@@ -32,11 +49,9 @@ from zinc.kv.disk import check_folder
 from zinc.kv.store import FolderStore, Store
 from zinc.server.http import log
 
-APPLICATION, ENGINE, FRONT, DIRECTORY = "zinc", "engine", "front", "prefixes"
 _MAX_ONGOING = 1000  # of a replica; its server refuses what exceeds --max-waiting
 _FRONT_ONGOING = 10_000
 _HEALTH_S = 5.0
-_SHARED_PART = 0.5  # of Ray's object store, for shared prefixes
 _STORE_S = 10.0  # to call the directory, or to get objects
 _LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)  # replicas log requests
 
@@ -48,15 +63,13 @@ class ReplicaStartError(Exception):
 class EngineDeployment:
     """A replica of the server as a Serve deployment."""
 
-    async def __init__(  # type: ignore[misc]
-        self, options: Mapping[str, Any], directory: DeploymentHandle | None = None
-    ) -> None:
-        cluster = ClusterOptions.of(options)
+    async def __init__(self, options: Mapping[str, Any]) -> None:  # type: ignore[misc]
         name = serve.get_replica_context().replica_id.unique_id
         try:
+            cluster = ClusterOptions.of(options)
             config = cluster.server_config()
             if cluster.share_prefixes:
-                store = _prefix_store(cluster.share_prefixes, directory)
+                store = _prefix_store(cluster.share_prefixes)
                 config = replace(config, load=replace(config.load, prefix_store=store))
             log.set_up(config.json_log)
             self._replica = Replica(name, config)
@@ -89,8 +102,9 @@ class DirectoryDeployment:
     The directory is an actor of its own, since calls of deployments take milliseconds.
     """
 
-    def __init__(self) -> None:
-        limit_bytes = int(_SHARED_PART * ray.cluster_resources().get("object_store_memory", 0))
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        store_bytes = ray.cluster_resources().get("object_store_memory", 0)
+        limit_bytes = int(settings["part"] * store_bytes)
         self._actor = ray.remote(num_cpus=0)(Directory).remote(limit_bytes)
 
     def actor(self) -> ActorHandle:
@@ -101,8 +115,8 @@ class DirectoryDeployment:
 class _DirectoryCalls:
     """Calls of the directory that a deployment keeps; any thread may call."""
 
-    def __init__(self, deployment: DeploymentHandle) -> None:
-        self._deployment = deployment
+    def __init__(self) -> None:
+        self._deployment = _handle(DIRECTORY_APPLICATION, DIRECTORY)
         self._actor: ActorHandle | None = None
 
     def __call__(self, method: str, *args: object) -> Any:
@@ -117,17 +131,17 @@ class _DirectoryCalls:
                 raise
 
 
-def _prefix_store(shared: str, directory: DeploymentHandle | None) -> Callable[[str], Store]:
+def _prefix_store(shared: str) -> Callable[[str], Store]:
     """Return what makes the store of a key, in Ray's object store or in the folder `shared`.
 
     Raises RequestError if the folder cannot be used.
     """
-    if directory is None:
+    if shared != "memory":
         folder = Path(shared)
         check_folder(folder)
         return partial(FolderStore, folder)
 
-    calls = _DirectoryCalls(directory)
+    calls = _DirectoryCalls()
     return lambda key: SharedStore(key, _ObjectStore(), calls)
 
 
@@ -157,21 +171,34 @@ def _ray_errors() -> Iterator[None]:
 class FrontDeployment:
     """The front as a Serve deployment."""
 
-    def __init__(self, engine: DeploymentHandle, options: Mapping[str, Any]) -> None:
-        handle = engine.options(stream=True, method_name="answer")
-        cluster = ClusterOptions.of(options)
-        self._front = Front(_ServeReplicas(handle), cluster.max_body_bytes, cluster.separates_keys)
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._front = Front({}, settings["max_body"], settings["separates_keys"])
+        self._replicas: dict[str, _ServeReplicas] = {}
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application that Serve runs."""
         return self._front
+
+    def reconfigure(self, config: Mapping[str, Any]) -> None:
+        """Forward requests to the models `config["models"]` from now on."""
+        for name in config["models"]:
+            if name not in self._replicas:
+                self._replicas[name] = _ServeReplicas(_handle(application_name(name), ENGINE))
+        self._front.models = {name: self._replicas[name] for name in config["models"]}
 
 
 class _ServeReplicas:
     """The replicas behind a handle."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
-        self._handle = handle
+        # Over gRPC instead of Ray's object store, which takes a third longer for short answers.
+        self._handle = handle.options(
+            stream=True,
+            method_name="answer",
+            _by_reference=False,
+            request_serialization="pickle",
+            response_serialization="pickle",
+        )
 
     async def answer(self, request: Forwarded) -> AsyncGenerator[Part]:
         """Yield the parts of the answer of a replica. Raises ReplicaLostError."""
@@ -181,7 +208,7 @@ class _ServeReplicas:
             async for part in response:
                 yield part
             is_done = True
-        except (RayError, RayServeException) as error:
+        except (RayError, RayServeException, grpc.RpcError) as error:
             is_done = True
             raise ReplicaLostError from error
         finally:
@@ -189,60 +216,79 @@ class _ServeReplicas:
                 response.cancel()
 
 
-def build(args: Mapping[str, Any]) -> Any:
-    """Return the Serve application for options as in `ClusterOptions`. Raises RequestError."""
-    options = ClusterOptions.of(args)
-    given = options.changed()
-    # Ray replaces replicas whose arguments changed, so a replica gets only the options it reads.
-    resources = {"num_cpus": options.cpus, "num_gpus": options.gpus}
-    if options.memory:
-        resources["memory"] = options.memory
-    read = ("serve", "cpus", "gpus", "share_prefixes")
-    replica = {name: given[name] for name in read if name in given}
-    engine = serve.deployment(EngineDeployment).options(
+def _handle(application: str, deployment: str) -> DeploymentHandle:
+    """Return a handle, also of a deployment that does not exist yet."""
+    return serve.get_deployment_handle(deployment, application, _check_exists=False)
+
+
+def front(settings: Mapping[str, Any]) -> Any:
+    """Return the Serve application of the front.
+
+    settings: `max_body` in bytes, and `separates_keys` (see `Front`).
+    """
+    return _front(settings).bind(settings)
+
+
+def model(options: Mapping[str, Any]) -> Any:
+    """Return the Serve application of a model's replicas.
+
+    options: as in `ClusterOptions`, without `models`. Raises RequestError.
+    """
+    return _engine(options).bind(options)
+
+
+def directory(settings: Mapping[str, Any]) -> Any:
+    """Return the Serve application of the directory of shared prefixes.
+
+    settings: `part` of Ray's object store that they may take.
+    """
+    return _directory(settings).bind(settings)
+
+
+def target(config: ApplicationConfig) -> serve.RunTarget:
+    """Return the application of `config` as an argument of `serve.run_many`.
+
+    Its version changes with its arguments and that of zinc, and Serve then replaces its replicas.
+    """
+    text = json.dumps([zinc.__version__, config.args], sort_keys=True)
+    version = hashlib.sha256(text.encode()).hexdigest()
+    makers = {"front": _front, "model": _engine, "directory": _directory}
+    deployment = makers[config.builder](config.args).options(**config.settings)
+    # Without a version of its own, Serve replaces all replicas whenever it is called.
+    bound = deployment.options(version=version, _internal=True).bind(config.args)
+    return serve.RunTarget(bound, config.name, config.route_prefix)
+
+
+def _front(settings: Mapping[str, Any]) -> serve.Deployment:
+    return serve.deployment(serve.ingress()(FrontDeployment)).options(
+        name=FRONT,
+        max_ongoing_requests=_FRONT_ONGOING,
+        logging_config=_LOGGING,
+        graceful_shutdown_wait_loop_s=0.5,
+        ray_actor_options={"num_cpus": 0},
+    )
+
+
+def _engine(options: Mapping[str, Any]) -> serve.Deployment:
+    return serve.deployment(EngineDeployment).options(
         name=ENGINE,
-        num_replicas=options.replicas or None,
-        autoscaling_config=None if options.replicas else _autoscaling(options),
         max_ongoing_requests=_MAX_ONGOING,
         health_check_period_s=_HEALTH_S,
         logging_config=_LOGGING,
         graceful_shutdown_wait_loop_s=0.5,
-        graceful_shutdown_timeout_s=options.drain_s,
-        ray_actor_options=resources,
         request_router_config=RequestRouterConfig(
             request_router_class=PrefixRouter,
-            request_router_kwargs={"mode": options.router},
+            request_router_kwargs={"mode": ClusterOptions.of(options).router},
             request_routing_stats_period_s=REPORT_S,
         ),
     )
-    front = serve.deployment(serve.ingress()(FrontDeployment)).options(
-        name=FRONT,
-        num_replicas=options.fronts,
-        max_ongoing_requests=_FRONT_ONGOING,
+
+
+def _directory(settings: Mapping[str, Any]) -> serve.Deployment:
+    return serve.deployment(DirectoryDeployment).options(
+        name=DIRECTORY,
+        num_replicas=1,
+        max_ongoing_requests=_MAX_ONGOING,
         logging_config=_LOGGING,
-        graceful_shutdown_wait_loop_s=0.5,
-        graceful_shutdown_timeout_s=options.drain_s,
         ray_actor_options={"num_cpus": 0},
-    )
-    directory = None
-    if options.share_prefixes == "memory":
-        directory = serve.deployment(DirectoryDeployment).options(
-            name=DIRECTORY,
-            num_replicas=1,
-            max_ongoing_requests=_MAX_ONGOING,
-            logging_config=_LOGGING,
-            ray_actor_options={"num_cpus": 0},
-        )
-    shared = () if directory is None else (directory.bind(),)
-    return front.bind(engine.bind(replica, *shared), replica)
-
-
-def _autoscaling(options: ClusterOptions) -> AutoscalingConfig:
-    return AutoscalingConfig(
-        min_replicas=options.min_replicas,
-        max_replicas=options.max_replicas,
-        initial_replicas=options.min_replicas,
-        target_ongoing_requests=options.queue,
-        upscale_delay_s=5.0,
-        downscale_delay_s=300.0,
     )

@@ -7,6 +7,7 @@ import re
 import socket
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,13 @@ from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus
 
 from zinc.cli.text import size
-from zinc.cluster.app import APPLICATION, ENGINE, build
+from zinc.cluster.app import target
+from zinc.cluster.applications import (
+    FRONT_APPLICATION,
+    applications,
+    is_of_cluster,
+    model_of,
+)
 from zinc.cluster.options import ClusterOptions
 from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, ZincError
 
@@ -25,23 +32,25 @@ _LINE = re.compile(r"ReplicaStartError: (.+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Replicas:
-    """The replicas of the cluster. states: number of replicas by state, such as RUNNING."""
+class ModelStatus:
+    """The state of a model. replicas: number of replicas by state, such as RUNNING."""
 
-    states: dict[str, int]
-
-    @property
-    def n_running(self) -> int:
-        return self.states.get("RUNNING", 0)
+    state: str
+    message: str
+    replicas: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The state of the cluster. dashboard: URL of Ray's dashboard, "" without one."""
+    """The state of the cluster, and of its models by name.
+
+    state: RUNNING, or that of the first part which does not run. dashboard: URL of Ray's
+    dashboard, "" without one.
+    """
 
     state: str
     message: str
-    replicas: Replicas
+    models: dict[str, ModelStatus]
     dashboard: str
 
 
@@ -51,7 +60,7 @@ def connect(address: str) -> str:
         _reach(address)
         context = ray.init(
             address=address,
-            namespace=APPLICATION,
+            namespace=FRONT_APPLICATION,
             ignore_reinit_error=True,
             log_to_driver=False,
             logging_level=logging.ERROR,
@@ -82,78 +91,127 @@ def _reach(address: str) -> None:
 def up(options: ClusterOptions, host: str, port: int) -> None:
     """Start the cluster, or update the one that runs; return when it answers.
 
-    Running answers of replaced replicas end first. Raises a ZincError; a new cluster is stopped
-    then.
+    Only replicas whose options changed are replaced, and their running answers end first. Models
+    that `options` lacks are stopped. Raises a ZincError; a new cluster is stopped then.
     """
-    _check_room(options)
+    configs = applications(options)
+    _check_room(options.by_model())
     is_new = not serve.status().applications
     serve.start(http_options=HTTPOptions(host=host, port=port))
+    *needed, front = [target(each) for each in configs]
     try:
-        serve.run(build(options.changed()), name=APPLICATION, route_prefix="/")
+        serve.run_many(needed)
+        serve.run_many([front])
     except RuntimeError:
         error = _failure()
         if is_new:
             serve.shutdown()  # or its address would stay that of the next cluster
         raise error from None
+    wanted = {each.name for each in configs}
+    for name in serve.status().applications:
+        if is_of_cluster(name) and name not in wanted:
+            serve.delete(name)
     _check_address(host, port)
 
 
 def status(dashboard: str) -> Status:
     """Return the state of the cluster. Raises RequestError if there is none."""
-    found = serve.status().applications.get(APPLICATION)
-    if found is None:
+    found = serve.status().applications
+    front = found.get(FRONT_APPLICATION)
+    if front is None:
         raise RequestError(
             "no cluster is running on this Ray", "", "start one with `zinc cluster up MODEL`"
         )
-    engine = found.deployments.get(ENGINE)
-    states = {} if engine is None else {str(k): n for k, n in engine.replica_states.items()}
-    message = found.message
-    if found.status == ApplicationStatus.DEPLOY_FAILED:
-        message = _reason(found) or message
-    elif engine is not None and not message:
-        message = engine.message
-    return Status(found.status.value, message, Replicas(states), dashboard)
+    models = {
+        name: _model_status(application)
+        for each, application in found.items()
+        if (name := model_of(each)) is not None
+    }
+    states = [front.status.value, *(each.state for each in models.values())]
+    state = next((each for each in states if each != "RUNNING"), "RUNNING")
+    return Status(state, front.message, models, dashboard)
+
+
+def _model_status(application: Any) -> ModelStatus:
+    message = application.message
+    replicas: dict[str, int] = {}
+    for deployment in application.deployments.values():
+        replicas |= {str(state): n for state, n in deployment.replica_states.items()}
+        message = message or deployment.message
+    if application.status == ApplicationStatus.DEPLOY_FAILED:
+        message = _reason(application) or message
+    return ModelStatus(application.status.value, message, replicas)
 
 
 def down() -> None:
     """Stop the cluster. Raises RequestError if there is none."""
     status("")
-    serve.delete(APPLICATION)
-    if not serve.status().applications:
+    names = serve.status().applications
+    if all(map(is_of_cluster, names)):
         serve.shutdown()
-
-
-def _check_room(options: ClusterOptions) -> None:
-    """Raise MemoryLimitError if no machine of Ray has room for a replica, or all for too few."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    needed = {"CPU": options.cpus, "GPU": options.gpus, "memory": options.memory}
-    needed = {name: share for name, share in needed.items() if share}
-    room = sum(
-        min(int(node.get(name, 0) / share + 1e-6) for name, share in needed.items())
-        for node in nodes
-    )
-    count = options.replicas or options.min_replicas
-    if room >= count:
         return
-    shares = [f"{share:g} {name}" for name, share in needed.items() if name != "memory"]
+    for name in filter(is_of_cluster, names):
+        serve.delete(name)
+
+
+def _check_room(models: Mapping[str, ClusterOptions]) -> None:
+    """Raise MemoryLimitError if the machines of Ray have no room for all replicas of `models`."""
+    machines = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    # The largest shares first, as they fit in the fewest machines.
+    for name, options in sorted(models.items(), key=lambda each: _shares(each[1]), reverse=True):
+        needed = {"CPU": options.cpus, "GPU": options.gpus, "memory": options.memory}
+        needed = {resource: share for resource, share in needed.items() if share}
+        room = 0
+        while room < options.replicas:
+            free = next((m for m in machines if _fits(needed, m)), None)
+            if free is None:
+                raise _no_room(name if len(models) > 1 else "", options, room, len(machines))
+            for resource, share in needed.items():
+                free[resource] -= share
+            room += 1
+
+
+def _shares(options: ClusterOptions) -> tuple[float, float, float]:
+    return options.gpus, options.memory, options.cpus
+
+
+def _fits(needed: Mapping[str, float], machine: Mapping[str, float]) -> bool:
+    """Return whether a machine has the resources that are `needed`."""
+    return all(machine.get(name, 0) + 1e-6 >= share for name, share in needed.items())
+
+
+def _no_room(name: str, options: ClusterOptions, room: int, n_machines: int) -> MemoryLimitError:
+    """Return the error for a model with room for `room` replicas only."""
+    count = f"{options.replicas} replicas" if room else "a replica"
+    of = f" of {name!r}" if name else ""
+    shares = [
+        f"{share:g} {kind}"
+        for kind, share in (("CPU", options.cpus), ("GPU", options.gpus))
+        if share
+    ]
     if options.memory:
         shares.append(f"{size(options.memory)} of memory")
-    raise MemoryLimitError(
-        f"there is no room for {count} replicas" if room else "there is no room for a replica",
-        f"each takes {' and '.join(shares)}, and the {len(nodes)} machines of Ray have room for "
-        f"{room}",
+    beside = " beside the other models" if name else ""
+    return MemoryLimitError(
+        f"there is no room for {count}{of}",
+        f"each takes {' and '.join(shares)}, and the {n_machines} machines of Ray have room for "
+        f"{room}{beside}",
         "start fewer {replicas}, give each less with {cpus}, {gpus} or {memory}, or join more "
         "machines with `ray start --address`",
     )
 
 
 def _failure() -> ZincError:
-    """Return the error of a deployment that failed."""
-    found = serve.status().applications.get(APPLICATION)
-    reason = "" if found is None else _reason(found)
+    """Return the error of an application that failed."""
+    found = serve.status().applications
+    ours = {name: each for name, each in found.items() if is_of_cluster(name)}
+    failed = [name for name, each in ours.items() if each.status == ApplicationStatus.DEPLOY_FAILED]
+    name = next(iter(failed), FRONT_APPLICATION)
+    model = model_of(name) if sum(model_of(each) is not None for each in ours) > 1 else None
+    reason = _reason(ours[name]) if name in ours else ""
     if reason:
-        return DeviceError("a replica cannot start", reason)
-    why = "" if found is None else found.message.strip().rpartition("\n")[2]
+        return DeviceError(f"a replica{f' of {model!r}' if model else ''} cannot start", reason)
+    why = ours[name].message.strip().rpartition("\n")[2] if name in ours else ""
     return DeviceError(
         "the cluster cannot start", why, "the log of the replica in Ray's dashboard has the cause"
     )

@@ -1,20 +1,20 @@
 """The front of a cluster: an ASGI application that forwards each request to a replica.
 
 A request whose replica is lost is sent to another one, unless a part of the answer has reached the
-client; then the answer ends with an error in the form of its API. Metrics of all replicas are
-merged, and requests that concern every replica go to each. Stored responses are looked for on all
+client; then the answer ends with an error in the form of its API. The model that a request names
+decides whose replicas get it. Lists of models and metrics are merged from the replicas of all
+models, and requests that concern every replica go to each. Stored responses are looked for on all
 replicas, since each keeps its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -22,22 +22,33 @@ from starlette.types import Message, Receive, Scope, Send
 
 from zinc.cluster import merged_metrics
 from zinc.cluster.messages import Forwarded, Part, sendable
-from zinc.cluster.prompt_blocks import prompt_blocks
+from zinc.cluster.model_routes import (
+    LISTS,
+    access_probe,
+    asked_model,
+    find_model,
+    merged_list,
+)
+from zinc.cluster.prompt_blocks import prompt_blocks, request_fields
 from zinc.server.apis.anthropic.messages import ANTHROPIC
 from zinc.server.apis.ollama.common import OLLAMA
 from zinc.server.apis.openai.common import OPENAI
 from zinc.server.apis.openai.responses.endpoints import RESPONSES
 from zinc.server.apis.shared.service import StreamEvents
-from zinc.server.errors import ApiError
+from zinc.server.errors import ApiError, unknown_model
 from zinc.server.http.access import key_in
 from zinc.server.http.dialect import error_body, speaks_anthropic, speaks_ollama
-from zinc.server.http.responses import JSONResponse
+from zinc.server.http.responses import JSONResponse, stop
 
 _ATTEMPTS = 5
 _PAUSE_S = 0.2  # before the second attempt; doubles with each further one
 _START_S = 60.0  # for a replica to begin with a request
 _UNKNOWN = (400, 404)  # statuses of a replica that does not have a stored response
 _BROADCAST = ("/models/load", "/models/unload")
+_HEALTH = ("/health", "/v1/health")
+_EACH_START_S = 5.0  # for a replica of each model to begin with a request that concerns all
+_REFUSED = (401, 403, 421)  # statuses of a replica that lets a client do nothing
+_Reply = TypeVar("_Reply")
 _EVENTS, _LINES = b"text/event-stream", b"application/x-ndjson"
 
 
@@ -55,20 +66,21 @@ class Replicas(Protocol):
 class Front:
     """The application.
 
-    max_body_bytes: the largest request body. separates_keys: prompts share a prefix cache only with
-    those of the same API key. start_s: time for a replica to begin with a request. pause_s: before
-    a request is repeated.
+    models: the replicas of each model by its name, those of the default model first. It may be
+    replaced. max_body_bytes: the largest request body. separates_keys: prompts share a prefix cache
+    only with those of the same API key. start_s: time for a replica to begin with a request.
+    pause_s: before a request is repeated.
     """
 
     def __init__(
         self,
-        replicas: Replicas,
+        models: Mapping[str, Replicas],
         max_body_bytes: int,
         separates_keys: bool = False,
         start_s: float = _START_S,
         pause_s: float = _PAUSE_S,
     ) -> None:
-        self._replicas = replicas
+        self.models = models
         self._max_body_bytes = max_body_bytes
         self._separates_keys = separates_keys
         self._start_s, self._pause_s = start_s, pause_s
@@ -80,7 +92,7 @@ class Front:
         if scope["type"] != "http":
             return
         try:
-            request = await self._read(scope, receive)
+            body = await self._read(scope, receive)
         except ClientDisconnect:
             return
         except ApiError as error:
@@ -88,19 +100,12 @@ class Front:
             return
         answer = _Answer(scope, send)
         try:
-            if scope["path"] == "/metrics":
-                await self._metrics(request, answer)
-            elif scope["path"] in _BROADCAST:
-                await self._try_each(request, answer, lambda status: status < 400)
-            elif _needs_stored_response(request):
-                await self._try_each(request, answer, lambda status: status in _UNKNOWN)
-            else:
-                await self._forward(request, answer)
+            await self._answer(scope, body, answer)
         except ApiError as error:
             await answer.fail(error, receive)
 
-    async def _read(self, scope: Scope, receive: Receive) -> Forwarded:
-        """Return the request to forward. Raises ApiError 413."""
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        """Return the body of a request. Raises ApiError 413."""
         body = bytearray()
         async for part in Request(scope, receive).stream():
             body += part
@@ -113,12 +118,56 @@ class Front:
                     code="request_too_large",
                     headers={"Connection": "close"},
                 )
-        key = key_in(Headers(scope=scope)) if self._separates_keys else ""
-        data = bytes(body)
-        blocks = prompt_blocks(data, key.encode("utf-8", "replace")) if data else b""
-        return Forwarded(sendable(scope), data, blocks)
+        return bytes(body)
 
-    async def _forward(self, request: Forwarded, answer: _Answer) -> None:
+    async def _answer(self, scope: Scope, body: bytes, answer: _Answer) -> None:
+        """Answer a request. Raises ApiError."""
+        fields = request_fields(body)
+        key = key_in(Headers(scope=scope)) if self._separates_keys else ""
+        blocks = prompt_blocks(fields, key.encode("utf-8", "replace")) if fields else b""
+        request = Forwarded(sendable(scope), body, blocks)
+        models, path = self.models, scope["path"]
+        if path == "/metrics":
+            await self._metrics(request, answer)
+        elif path in LISTS and len(models) > 1:
+            await self._list(request, answer)
+        elif path in _HEALTH and len(models) > 1:
+            await self._health(request, answer)
+        elif path.startswith("/v1/responses/") and path != "/v1/responses/input_tokens":
+            await self._try_each(request, answer, models.values(), _is_unknown)
+        else:
+            replicas = await self._replicas(request, fields, answer)
+            if replicas is None:
+                return
+            if path in _BROADCAST:
+                await self._try_each(request, answer, [replicas], lambda status: status < 400)
+            elif path.endswith("/responses") and fields.get("previous_response_id"):
+                await self._try_each(request, answer, [replicas], _is_unknown)
+            else:
+                await self._forward(request, answer, replicas)
+
+    async def _replicas(
+        self, request: Forwarded, fields: Mapping[str, Any], answer: _Answer
+    ) -> Replicas | None:
+        """Return the replicas of the model that a request names.
+
+        Return None if the request was refused. Raises ApiError 404 for an unknown model.
+        """
+        models, scope = self.models, request.scope
+        asked = asked_model(scope, fields)
+        name = find_model(scope, asked, models)
+        if name is not None:
+            return models[name]
+        # Replicas check API keys; who has none should not learn the names of models either.
+        probe = Forwarded(access_probe(scope), b"")
+        reply = await self._whole(probe, next(iter(models.values())))
+        if _status(reply) not in _REFUSED:
+            raise unknown_model(asked, models)
+        for part in reply:
+            await answer.write(part)
+        return None
+
+    async def _forward(self, request: Forwarded, answer: _Answer, replicas: Replicas) -> None:
         """Send the request to a replica, and to others while replicas are lost. Raises ApiError."""
         pause_s = self._pause_s
         for attempt in range(_ATTEMPTS):
@@ -126,7 +175,7 @@ class Front:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
             try:
-                async with aclosing(self._parts(request)) as parts:
+                async with aclosing(self._parts(request, replicas)) as parts:
                     async for part in parts:
                         await answer.write(part)
                 return
@@ -136,17 +185,23 @@ class Front:
                 answer.forget()
         raise _lost(during=False)
 
-    async def _parts(self, request: Forwarded) -> AsyncGenerator[Part]:
-        """Yield the parts of one attempt. Raises ReplicaLostError, and ApiError 503."""
-        async with aclosing(self._replicas.answer(request)) as parts:
+    async def _parts(
+        self, request: Forwarded, replicas: Replicas, start_s: float | None = None
+    ) -> AsyncGenerator[Part]:
+        """Yield the parts of one attempt. Raises ReplicaLostError, and ApiError 503.
+
+        start_s: time for a replica to begin (default: as for all requests).
+        """
+        start_s = self._start_s if start_s is None else min(start_s, self._start_s)
+        async with aclosing(replicas.answer(request)) as parts:
             try:
-                async with asyncio.timeout(self._start_s):
+                async with asyncio.timeout(start_s):
                     first = await anext(parts)
             except (TimeoutError, StopAsyncIteration):
                 raise ApiError(
                     503,
                     "no replica could begin with the request",
-                    f"none was ready within {self._start_s:g} s",
+                    f"none was ready within {start_s:g} s",
                     "try again later; `zinc cluster status` shows the replicas",
                     code="no_replica",
                     headers={"Retry-After": "10"},
@@ -155,59 +210,122 @@ class Front:
             async for part in parts:
                 yield part
 
-    async def _metrics(self, request: Forwarded, answer: _Answer) -> None:
-        """Answer with the metrics of all replicas. Raises ApiError 503."""
-        texts: dict[str, str] = {}
-        avoid: tuple[str, ...] = ()
-        reply: list[Part] = []
-        while True:
-            found = await self._whole(replace(request, avoid=avoid))
-            if found[0].replica in avoid:
-                break
-            reply = found
-            avoid = (*avoid, reply[0].replica)
-            if _status(reply) != 200:
-                break
-            texts[reply[0].replica] = _body(reply).decode()
-        if _status(reply) == 200:
-            reply = _with_body(reply, merged_metrics.merge(texts).encode())
+    async def _list(self, request: Forwarded, answer: _Answer) -> None:
+        """Answer with a list of all models. Those without a replica are left out."""
+        # Pages are cut from the whole list.
+        whole = replace(request, scope={**request.scope, "query_string": b""})
+        replies = await self._of_each(lambda replicas: self._whole(whole, replicas, _EACH_START_S))
+        reply = next((each for each in replies if _status(each) != 200), None)
+        if reply is None:
+            body = merged_list(request.scope, [_body(each) for each in replies])
+            reply = _with_body(replies[0], body)
         for part in reply:
             await answer.write(part)
 
+    async def _health(self, request: Forwarded, answer: _Answer) -> None:
+        """Answer whether a replica of any model is well."""
+        replies = [
+            asyncio.create_task(self._whole(request, replicas, _EACH_START_S))
+            for replicas in self.models.values()
+        ]
+        try:
+            for ended in asyncio.as_completed(replies):
+                try:
+                    reply, error = await ended, None
+                except ApiError as raised:
+                    reply, error = [], raised
+                if reply and _status(reply) == 200:
+                    break
+            if error is not None:
+                raise error
+            for part in reply:
+                await answer.write(part)
+        finally:
+            await stop(replies)
+
+    async def _metrics(self, request: Forwarded, answer: _Answer) -> None:
+        """Answer with the metrics of all replicas. Raises ApiError 503."""
+        start_s = _EACH_START_S if len(self.models) > 1 else None
+        replies = await self._of_each(
+            lambda replicas: self._of_replicas(request, replicas, start_s)
+        )
+        found = [reply for each in replies for reply in each]
+        reply = next((each for each in found if _status(each) != 200), None)
+        if reply is None:
+            texts = {each[0].replica: _body(each).decode() for each in found}
+            reply = _with_body(found[-1], merged_metrics.merge(texts).encode())
+        for part in reply:
+            await answer.write(part)
+
+    async def _of_replicas(
+        self, request: Forwarded, replicas: Replicas, start_s: float | None
+    ) -> list[list[Part]]:
+        """Return the answers of all replicas of a model. Raises ApiError 503."""
+        found: list[list[Part]] = []
+        avoid: tuple[str, ...] = ()
+        while True:
+            reply = await self._whole(replace(request, avoid=avoid), replicas, start_s)
+            if reply[0].replica in avoid:
+                return found
+            found.append(reply)
+            avoid = (*avoid, reply[0].replica)
+
+    async def _of_each(self, ask: Callable[[Replicas], Awaitable[_Reply]]) -> list[_Reply]:
+        """Return the answers of those models whose replicas answer; raises ApiError if none do."""
+        results = await asyncio.gather(
+            *(ask(replicas) for replicas in self.models.values()), return_exceptions=True
+        )
+        errors = [each for each in results if isinstance(each, BaseException)]
+        unexpected = next((each for each in errors if not isinstance(each, ApiError)), None)
+        found = [each for each in results if not isinstance(each, BaseException)]
+        if unexpected is not None or not found:
+            raise unexpected or errors[0]
+        return found
+
     async def _try_each(
-        self, request: Forwarded, answer: _Answer, goes_on: Callable[[int], bool]
+        self,
+        request: Forwarded,
+        answer: _Answer,
+        models: Iterable[Replicas],
+        goes_on: Callable[[int], bool],
     ) -> None:
         """Send the request to one replica after the other while `goes_on(status)`.
 
-        The last reply is the answer. Raises ApiError 503 if a replica is lost.
+        models: the replicas to try, of one or several models. The last reply is the answer. Raises
+        ApiError 503 if a replica is lost.
         """
-        avoid: tuple[str, ...] = ()
         reply: list[Part] = []
-        while True:
-            try:
-                async with aclosing(self._parts(replace(request, avoid=avoid))) as parts:
-                    first = await anext(parts)
-                    if first.replica in avoid:
-                        break
-                    avoid = (*avoid, first.replica)
-                    if not first.messages:
+        for replicas in models:
+            avoid: tuple[str, ...] = ()
+            while True:
+                try:
+                    async with aclosing(
+                        self._parts(replace(request, avoid=avoid), replicas)
+                    ) as parts:
                         first = await anext(parts)
-                    if goes_on(_status([first])):
-                        reply = [first, *[part async for part in parts]]
-                        continue
-                    await answer.write(first)
-                    async for part in parts:
-                        await answer.write(part)
-                    return
-            except ReplicaLostError:
-                raise _lost(during=answer.is_streaming) from None
+                        if first.replica in avoid:
+                            break
+                        avoid = (*avoid, first.replica)
+                        if not first.messages:
+                            first = await anext(parts)
+                        if goes_on(_status([first])):
+                            reply = [first, *[part async for part in parts]]
+                            continue
+                        await answer.write(first)
+                        async for part in parts:
+                            await answer.write(part)
+                        return
+                except ReplicaLostError:
+                    raise _lost(during=answer.is_streaming) from None
         for part in reply:
             await answer.write(part)
 
-    async def _whole(self, request: Forwarded) -> list[Part]:
+    async def _whole(
+        self, request: Forwarded, replicas: Replicas, start_s: float | None = None
+    ) -> list[Part]:
         """Return all parts of an answer. Raises ApiError 503."""
         try:
-            async with aclosing(self._parts(request)) as parts:
+            async with aclosing(self._parts(request, replicas, start_s)) as parts:
                 return [part async for part in parts]
         except ReplicaLostError:
             raise _lost(during=False) from None
@@ -263,17 +381,9 @@ class _Answer:
         )
 
 
-def _needs_stored_response(request: Forwarded) -> bool:
-    """Return whether a request refers to a stored response, which one replica has."""
-    path: str = request.scope["path"]
-    if path.startswith("/v1/responses/") and path != "/v1/responses/input_tokens":
-        return True
-    if not path.endswith("/responses") or b"previous_response_id" not in request.body:
-        return False
-    try:
-        return bool(json.loads(request.body).get("previous_response_id"))
-    except (ValueError, RecursionError, AttributeError):
-        return False
+def _is_unknown(status: int) -> bool:
+    """Return whether a replica lacks the stored response that a request is about."""
+    return status in _UNKNOWN
 
 
 def _status(parts: list[Part]) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from zinc.cluster.options import ClusterOptions
 from zinc.core.errors import ZincError
@@ -16,12 +18,30 @@ _PROCESS_BYTES = 256 << 20  # of a server without a model
 _ON_HOST = ("auto", "cpu", "ref")
 
 
+def with_memory(options: ClusterOptions) -> ClusterOptions:
+    """Return the options of a cluster with the memory of replicas for which they give none."""
+    if options.memory:
+        return options
+    if not options.models:
+        return replace(options, memory=replica_memory(options))
+    known = options.by_model()
+    models = {
+        name: given if given.get("memory") else _with(given, replica_memory(known[name]))
+        for name, given in options.models.items()
+    }
+    return replace(options, models=models)
+
+
+def _with(given: Mapping[str, Any], memory: int) -> dict[str, Any]:
+    return {**given, "memory": memory} if memory else dict(given)
+
+
 def replica_memory(options: ClusterOptions) -> int:
     """Return the bytes of host memory that a replica needs; 0 if that is unknown.
 
-    These are weights, scratch memory and one context of each model, as far as the memory budget
-    admits them at a time. Memory of GPUs is not counted, as Ray does not know it, and a model that
-    only the replicas have is unknown.
+    options: of a model's replicas, without `models`. The memory is that of weights, scratch memory
+    and one context of each model, as far as the memory budget admits them at a time. Memory of GPUs
+    is not counted, as Ray does not know it, and a model that only the replicas have is unknown.
     """
     local = replace(options, serve={**options.serve, "pull": False})
     try:

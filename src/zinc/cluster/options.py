@@ -1,12 +1,16 @@
 """Options of a cluster, as `zinc cluster` and a Serve config file give them.
 
 Options of the replicas' servers are those of `zinc serve`, by the names of their Python variables:
-`{"models": ["qwen3:8b"], "context": 8192}`. The defaults are those of `zinc serve`.
+`{"models": ["qwen3:8b"], "context": 8192}`. The defaults are those of `zinc serve`. Options of a
+single model, in `models`, override those of all models:
+
+    {"cpus": 4, "models": {"qwen3:8b": {"gpus": 1}, "small": {"model": "s.gguf", "replicas": 2}}}
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -28,24 +32,41 @@ _REFUSED = {
 # Options of `zinc serve` that can name files.
 _PATHS = frozenset(("models", "more_models", "draft", "chat_template", "api_key_file", "cache_dir"))
 
+# Options of `zinc serve` that name models, and those that belong to the address of all models.
+_NAMING = frozenset(("models", "more_models", "alias"))
+_SHARED = frozenset(
+    ("host", "api_key", "api_key_file", "allow_public", "allow_origin", "allow_host", "share_cache",
+     "max_body")
+)  # fmt: skip
+
+# Options that a model can have of its own.
+_OWN = frozenset(("replicas", "max_replicas", "queue", "cpus", "gpus", "memory"))
+
+# Options of `zinc serve` that concern its first model.
+_FIRST = frozenset(("draft", "lora"))
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
     """The options of a cluster. Raises RequestError for values that contradict each other.
 
-    serve: options of the replicas' servers. replicas: number of replicas (0: between `min_replicas`
-    and `max_replicas`, by the length of the queue). queue: requests of one replica at which more
-    replicas are started. cpus, gpus: share of a machine that a replica takes. memory: bytes of host
-    memory that a replica takes, 0 if that is unknown. fronts: processes that forward requests.
-    drain_s: time for running answers when a replica is replaced. router: "prefix", "load" or
-    "random". share_prefixes: "memory", or a folder that all machines have, from which replicas
-    fetch prefixes that others have run; "" for none.
+    models: options of each model, by its name for clients: `model` (its file or name, by default
+    the name for clients), `serve`, `replicas`, `max_replicas`, `queue`, `cpus`, `gpus` and
+    `memory`. Each model has replicas of its own. Without `models`, every replica serves all models
+    in `serve`, and loads those after the first when requests name them. serve: options of the
+    replicas' servers. replicas: number of replicas. max_replicas: start more up to this number, by
+    the length of the queue (0: do not). queue: requests of one replica at which more replicas are
+    started. cpus, gpus: share of a machine that a replica takes. memory: bytes of host memory that
+    a replica takes, 0 if that is unknown. fronts: processes that forward requests. drain_s: time
+    for running answers when a replica is replaced. router: "prefix", "load" or "random".
+    share_prefixes: "memory", or a folder that all machines have, from which replicas fetch prefixes
+    that others have run; "" for none.
     """
 
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     serve: Mapping[str, Any] = field(default_factory=dict)
     replicas: int = 1
-    min_replicas: int = 1
-    max_replicas: int = 1
+    max_replicas: int = 0
     queue: int = 4
     cpus: float = 1.0
     gpus: float = 0.0
@@ -56,16 +77,14 @@ class ClusterOptions:
     share_prefixes: str = ""
 
     def __post_init__(self) -> None:
-        if self.replicas < 0 or self.fronts < 1 or self.queue < 1:
+        if self.replicas < 1 or self.fronts < 1 or self.queue < 1:
             raise RequestError(
                 "a cluster needs replicas",
                 "the numbers of replicas, fronts and queued requests are whole numbers from 1",
             )
-        if not self.replicas and not 1 <= self.min_replicas <= self.max_replicas:
+        if self.max_replicas and self.max_replicas < self.replicas:
             raise RequestError(
-                "--max-replicas is less than --min-replicas",
-                "",
-                "give at least 1 for both, and a larger --max-replicas",
+                "--max-replicas is less than --replicas", "", "give a larger --max-replicas"
             )
         if not (self.cpus >= 0 and self.gpus >= 0 and self.cpus + self.gpus > 0):
             raise RequestError(
@@ -89,6 +108,7 @@ class ClusterOptions:
             if self.serve.get(name):
                 option = "--" + name.replace("_", "-")
                 raise RequestError(f"a cluster cannot use {option}", why, hint)
+        self.by_model()
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ClusterOptions:
@@ -102,6 +122,45 @@ class ClusterOptions:
         default = asdict(ClusterOptions())
         return {name: v for name, v in asdict(self).items() if v != default[name]}
 
+    def by_model(self) -> dict[str, ClusterOptions]:
+        """Return the options of each model's replicas, by its name; "" if they serve all models.
+
+        The model of such options is in `serve`. Raises RequestError.
+        """
+        if not self.models:
+            return {"": self}
+        named = sorted(_NAMING & self.serve.keys())
+        if named:
+            raise RequestError(
+                f"`serve` has {named[0]!r}, and there are `models`",
+                "each of `models` names its model",
+                "name all models in `models`",
+            )
+        return {name: self._of_model(name, given) for name, given in self.models.items()}
+
+    def _of_model(self, name: str, given: Mapping[str, Any]) -> ClusterOptions:
+        """Return the options of the replicas of one model. Raises RequestError."""
+        owner = f"the model {name!r}"
+        if not isinstance(given, Mapping) or not isinstance(given.get("serve", {}), Mapping):
+            raise RequestError(f"the options of {owner} are no mapping", "", "write NAME: VALUE")
+        _check_names(given, {"model", "serve", *_OWN}, owner)
+        own_serve = given.get("serve", {})
+        refused = sorted((_NAMING | _SHARED) & own_serve.keys())
+        if refused:
+            raise RequestError(
+                f"{owner} cannot have {refused[0]!r} of its own",
+                "it concerns the address of all models"
+                if refused[0] in _SHARED
+                else "a model is named by its name and `model`",
+                "give it in the `serve` of all models"
+                if refused[0] in _SHARED
+                else "leave it out of `serve`",
+            )
+        model = given.get("model", name)
+        serve = {**self.serve, **own_serve, "models": [model], "alias": name}
+        own = {key: given[key] for key in _OWN & given.keys()}
+        return replace(self, models={}, serve=serve, **own)
+
     @property
     def max_body_bytes(self) -> int:
         """The largest request body."""
@@ -110,8 +169,12 @@ class ClusterOptions:
     @property
     def separates_keys(self) -> bool:
         """Whether prompts share the prefix cache only with those of the same API key."""
-        has_keys = self.serve.get("api_key") or self.serve.get("api_key_file")
-        return bool(has_keys) and not self.serve.get("share_cache")
+        return self.has_keys and not self.serve.get("share_cache")
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether clients have to send an API key."""
+        return bool(self.serve.get("api_key") or self.serve.get("api_key_file"))
 
     def server_config(self) -> ServerConfig:
         """Return the configuration of a replica's server. Raises a ZincError.
@@ -128,11 +191,99 @@ class ClusterOptions:
         return replace(serve.config(args), allow_pull=False)
 
 
+def model_options(serve_given: Mapping[str, Any]) -> ClusterOptions:
+    """Return options with replicas for each model of the options `serve_given` of `zinc serve`.
+
+    `draft` and `lora` are for the first model, as in `zinc serve`. Raises RequestError if two
+    models have one name.
+    """
+    texts = [*serve_given.get("models", ()), *serve_given.get("more_models", ())]
+    if not texts:
+        return ClusterOptions(serve=serve_given)
+    models: dict[str, dict[str, Any]] = {}
+    for number, text in enumerate(texts):
+        name, model = serve.split_name(text)
+        if not number:
+            name = serve_given.get("alias") or name
+        if name in models:
+            raise RequestError(
+                f"two models are named {name!r}",
+                "clients choose a model by its name",
+                "give one of them another name: NAME=FILE",
+            )
+        models[name] = {} if model == name else {"model": model}
+    first = {name: serve_given[name] for name in sorted(_FIRST & serve_given.keys())}
+    if first:
+        models[next(iter(models))]["serve"] = first
+    shared = {k: v for k, v in serve_given.items() if k not in _NAMING | _FIRST}
+    return ClusterOptions(models=models, serve=shared)
+
+
+def read_options(
+    path: Path, given: Mapping[str, Any], serve_given: Mapping[str, Any], port: int
+) -> tuple[ClusterOptions, int]:
+    """Return the options in a YAML or JSON file, and the port.
+
+    given, serve_given, port: options of the cluster, and of `zinc serve`, that override those in
+    the file if they differ from the defaults. Raises RequestError and OSError.
+    """
+    text = path.read_text("utf-8")
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = _yaml(text, path)
+    if not isinstance(found, dict) or not isinstance(found.get("serve", {}), dict):
+        raise RequestError(
+            f"{path} has no options of a cluster", "it is no mapping", "docs/cluster.md shows one"
+        )
+    if _NAMING & serve_given.keys() and found.get("models"):
+        raise RequestError(
+            "models are named twice", f"{path} names some, too", "name all of them in the file"
+        )
+    served = _with_absolute_paths({**found.get("serve", {}), **serve_given})
+    own_port = served.pop("port", None)
+    default_port = vars(_serve_defaults())["port"]
+    options = ClusterOptions.of({**found, **given, "serve": served})
+    models = {name: _absolute_model(each) for name, each in options.models.items()}
+    return replace(options, models=models), port if port != default_port else own_port or port
+
+
+def _absolute_model(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a model with absolute paths."""
+    found = dict(given)
+    if "model" in found:
+        found["model"] = _absolute(found["model"])
+    if "serve" in found:
+        found["serve"] = _with_absolute_paths(found["serve"])
+    return found
+
+
+def _yaml(text: str, path: Path) -> Any:
+    """Return the contents of a YAML file. Raises RequestError."""
+    try:
+        import yaml  # of Ray
+    except ImportError:
+        raise RequestError(
+            f"{path} cannot be read", "PyYAML is not installed", "install it, or write JSON"
+        ) from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        why = " ".join(str(error).split())
+        raise RequestError(f"{path} is no YAML", why, "correct the file") from None
+
+
 def serve_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `zinc serve` in `args` that differ from its defaults."""
     default = vars(_serve_defaults())
     given = {name: getattr(args, name) for name in default if getattr(args, name) != default[name]}
     given.pop("port", None)  # of Ray Serve
+    return _with_absolute_paths(given)
+
+
+def _with_absolute_paths(serve_given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of `zinc serve` with absolute paths, as replicas have another folder."""
+    given = dict(serve_given)
     for name in _PATHS & given.keys():
         value = given[name]
         is_list = isinstance(value, list)
@@ -146,7 +297,7 @@ def shared_folder(given: str) -> str:
 
 
 def _absolute(text: str) -> str:
-    """Return [NAME=]FILE with an absolute path, as replicas have another working folder.
+    """Return [NAME=]FILE with an absolute path.
 
     Other texts, such as names of models, stay as they are.
     """

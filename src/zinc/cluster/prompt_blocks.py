@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 BLOCK_BYTES = 256
@@ -20,21 +20,26 @@ MAX_TEXT_BYTES = 1 << 21  # of a prompt; text beyond does not influence routing
 _FIELDS = ("tools", "functions", "system", "instructions", "messages", "input", "prompt")
 
 
-def prompt_blocks(body: bytes, namespace: bytes = b"", *, block_bytes: int = BLOCK_BYTES) -> bytes:
-    """Return the digests of the prompt in a request body, `DIGEST_BYTES` for each full block.
+def request_fields(body: bytes) -> dict[str, Any]:
+    """Return the fields of a request body in JSON; none if it is no object."""
+    try:
+        fields = json.loads(body) if body else None
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def prompt_blocks(
+    fields: Mapping[str, Any], namespace: bytes = b"", *, block_bytes: int = BLOCK_BYTES
+) -> bytes:
+    """Return the digests of the prompt in a request, `DIGEST_BYTES` for each full block.
 
     namespace: prompts share digests only within it, as they share the prefix cache. block_bytes:
-    size of a block of text. Returns b"" for a body without a prompt.
+    size of a block of text. Returns b"" for `fields` without a prompt.
     """
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        return b""
-    if not isinstance(fields, dict):
-        return b""
+    text = b"".join(_text(fields))[:MAX_TEXT_BYTES]
     owner = repr((fields.get("model"), fields.get("cache_salt"))).encode("utf-8", "replace")
     parent = hashlib.blake2b(namespace + owner, digest_size=DIGEST_BYTES).digest()
-    text = b"".join(_text(fields))[:MAX_TEXT_BYTES]
     digests = []
     for start in range(0, len(text) - block_bytes + 1, block_bytes):
         block = text[start : start + block_bytes]
@@ -43,7 +48,7 @@ def prompt_blocks(body: bytes, namespace: bytes = b"", *, block_bytes: int = BLO
     return b"".join(digests)
 
 
-def _text(fields: dict[str, Any]) -> Iterator[bytes]:
+def _text(fields: Mapping[str, Any]) -> Iterator[bytes]:
     for name in _FIELDS:
         value = fields.get(name)
         items = value if isinstance(value, list) else [] if value is None else [value]

@@ -6,7 +6,8 @@ sentence, and its cause is logged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from zinc.core.errors import (
@@ -121,6 +122,17 @@ def unsupported(param: str, why: str, hint: str = "") -> ApiError:
         hint or "leave it out",
         param=param,
         code="unsupported_parameter",
+    )
+
+
+def unknown_model(name: str, known: Iterable[str]) -> ApiError:
+    """Return the error for a request to the model `name`, which is none of `known`."""
+    return ApiError(
+        404,
+        f"there is no model {name[:80]!r}",
+        f"this server has {', '.join(islice(known, 20))}",
+        code="model_not_found",
+        param="model",
     )
 
 

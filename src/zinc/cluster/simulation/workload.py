@@ -153,16 +153,15 @@ def requests(lines: Iterable[dict[str, Any]]) -> list[Request]:
 
 def _request(line: dict[str, Any]) -> Request:
     body: dict[str, Any] = line["body"]
-    encoded = json.dumps(body).encode()
-    cached = prompt_blocks(encoded, block_bytes=CACHE_BLOCK_BYTES)
-    kept = json.dumps(_with_answer(body, line.get("answer", ""))).encode()
+    cached = prompt_blocks(body, block_bytes=CACHE_BLOCK_BYTES)
+    kept = _with_answer(body, line.get("answer", ""))
     limit = body.get("max_completion_tokens") or body.get("max_tokens") or _ANSWER_TOKENS
     text_tokens = len(cached) // DIGEST_BYTES * CACHE_BLOCK_BYTES // TOKEN_BYTES
     follows = line.get("follows")
     return Request(
         at_s=float(line["at"] if follows is None else line.get("wait", 0.0)),
         follows=follows,
-        blocks=prompt_blocks(encoded, block_bytes=BLOCK_BYTES),
+        blocks=prompt_blocks(body, block_bytes=BLOCK_BYTES),
         cached=cached,
         kept=prompt_blocks(kept, block_bytes=CACHE_BLOCK_BYTES),
         prompt_tokens=max(1, int(line.get("prompt_tokens") or text_tokens)),

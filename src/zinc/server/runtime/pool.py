@@ -21,7 +21,7 @@ from zinc.engine.load.options import LoadOptions
 from zinc.engine.load.weights import Progress
 from zinc.llm import LLM
 from zinc.server.config import ModelSource, ServerConfig
-from zinc.server.errors import ApiError
+from zinc.server.errors import ApiError, unknown_model
 from zinc.server.runtime.entry import Entry, State
 from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.loading import LoadThread
@@ -93,14 +93,7 @@ class ModelPool:
         try:
             return self.entries[name]
         except KeyError:
-            known = ", ".join(list(self.entries)[:20])
-            raise ApiError(
-                404,
-                f"there is no model {name[:80]!r}",
-                f"this server has {known}",
-                code="model_not_found",
-                param="model",
-            ) from None
+            raise unknown_model(name, self.entries) from None
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[LoadedModel]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,8 +19,13 @@ _MODELS_A_PAGE, _MAX_MODELS_A_PAGE = 20, 1000
 
 async def list_models(service: Service, request: Request) -> Response:
     """Answer with a page of the list of models in Anthropic's form."""
-    query = request.query_params
-    names = list(service.pool.entries)
+    rows = [_model_info(entry) for entry in service.pool.entries.values()]
+    return JSONResponse(page(rows, request.query_params))
+
+
+def page(rows: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the page of models that `query` asks for, in Anthropic's form. Raises ApiError 400."""
+    names = [row["id"] for row in rows]
     text = query.get("limit") or str(_MODELS_A_PAGE)
     limit = int(text) if text.isdecimal() and len(text) < 5 else 0
     if not 1 <= limit <= _MAX_MODELS_A_PAGE:
@@ -30,19 +36,17 @@ async def list_models(service: Service, request: Request) -> Response:
         if name and name not in names:
             raise invalid(param, f"{param} names no model of this server")
     if before:
-        left = names[: names.index(before)]
-        page = left[-limit:]
+        left = rows[: names.index(before)]
+        found = left[-limit:]
     else:
-        left = names[names.index(after) + 1 :] if after else names
-        page = left[:limit]
-    return JSONResponse(
-        {
-            "data": [_model_info(service.pool.entries[name]) for name in page],
-            "first_id": page[0] if page else None,
-            "last_id": page[-1] if page else None,
-            "has_more": len(left) > len(page),
-        }
-    )
+        left = rows[names.index(after) + 1 :] if after else rows
+        found = left[:limit]
+    return {
+        "data": list(found),
+        "first_id": found[0]["id"] if found else None,
+        "last_id": found[-1]["id"] if found else None,
+        "has_more": len(left) > len(found),
+    }
 
 
 async def get_model(service: Service, request: Request) -> Response:
