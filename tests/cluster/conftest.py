@@ -11,18 +11,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hub.fake_hub import FakeHub
 
 import zinc
+from zinc.engine.load.files import resolve_model
 
 SOURCE = Path(zinc.__file__).parent.parent
 START_S = 60.0
 
 
 @pytest.fixture(scope="session")
-def ray_environment() -> dict[str, str]:
-    """Environment variables of Ray and of programs that use it."""
+def hub() -> Iterator[FakeHub]:
+    """A hub that has the embedded model as test/demo:Q4_K_M."""
+    server = FakeHub()
+    server.add("test/demo", {"demo-Q4_K_M.gguf": resolve_model(None).read_bytes()})
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def ray_environment(hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment variables of Ray and of programs that use it; no model is downloaded yet."""
+    models = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path_factory.mktemp("models"))}
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    return {**os.environ, "PYTHONPATH": str(SOURCE), "RAY_USAGE_STATS_ENABLED": "0", **token}
+    more = {"PYTHONPATH": str(SOURCE), "RAY_USAGE_STATS_ENABLED": "0"}
+    return {**os.environ, **more, **token, **models}
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,8 +12,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
+from hub.fake_hub import FakeHub
 from server.serving import backend
 
 from zinc.engine.load.files import resolve_model
@@ -21,7 +24,6 @@ Cluster = Callable[..., subprocess.CompletedProcess[str]]
 PATIENCE_S = 120.0
 PORT = 27_500 + os.getpid() % 1000
 URL = f"http://127.0.0.1:{PORT}"
-MODEL_FILE = resolve_model(None)
 ASK = [{"role": "user", "content": "Tell me of the river and the old stone bridge."}]
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
@@ -125,14 +127,19 @@ def test_a_cluster_starts_answers_and_stops(cluster: Cluster, tmp_path):
     assert "no cluster is running" in cluster("status").stderr
 
 
-def test_each_model_has_replicas_that_updates_of_others_leave_alone(cluster: Cluster, tmp_path):
-    config = {
-        "serve": {"port": PORT, "backend": backend()},
-        "models": {"a": {"model": str(MODEL_FILE)}, "b": {"model": str(MODEL_FILE), "cpus": 0.5}},
-    }
+def test_each_model_has_replicas_that_updates_of_others_leave_alone(
+    cluster: Cluster, hub: FakeHub, tmp_path
+):
     file = tmp_path / "cluster.json"
-    file.write_text(json.dumps(config))
-    done = cluster("up", "--config", str(file))
+    small = {"model": str(resolve_model(None)), "cpus": 0.5}
+    pulled = {"model": "test/demo:Q4_K_M", "cpus": 0.5, "replicas": 2, "serve": {"pull": True}}
+
+    def up(models: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        served = {"port": PORT, "backend": backend(), "context": 256}
+        file.write_text(json.dumps({"serve": served, "models": models}))
+        return cluster("up", "--config", str(file))
+
+    done = up({"a": small, "b": small})
     assert done.returncode == 0, done.stderr
     (text, first), (other, second) = (ask_replica(16, model=name) for name in "ab")
     assert text == other
@@ -143,28 +150,28 @@ def test_each_model_has_replicas_that_updates_of_others_leave_alone(cluster: Clu
     assert refused.value.code == 404
     assert "this server has a, b" in refused.value.read().decode()
 
-    config["models"] = {
-        "b": {"model": str(MODEL_FILE), "cpus": 0.5, "replicas": 2},
-        "c": {"model": str(MODEL_FILE), "serve": {"context": 256}},
-    }
-    file.write_text(json.dumps(config))
-    done = cluster("up", "--config", str(file))
+    # "a" goes, "b" gets another replica, and "c" is pulled where it runs.
+    done = up({"b": {**small, "replicas": 2}, "c": pulled})
     assert done.returncode == 0, done.stderr
     status = json.loads(cluster("status", "--json").stdout)["models"]
-    assert {name: each["replicas"] for name, each in status.items()} == {
-        "b": {"RUNNING": 2},
-        "c": {"RUNNING": 1},
-    }
+    states = {name: each["replicas"] for name, each in status.items()}
+    assert states == {"b": {"RUNNING": 2}, "c": {"RUNNING": 2}}
     assert listed() == ["b", "c"]
-    assert second in {ask_replica(16, model="b", text=f"Hi {i}")[1] for i in range(8)}
+    assert ask_replica(16, model="c")[0] == text
+    assert hub.n_file_requests > 0
+    assert second in replicas_of("b")
 
-    config["models"]["c"]["serve"] = {"context": 512}
-    config["models"]["d"] = {"model": str(tmp_path / "missing.gguf")}
-    file.write_text(json.dumps(config))
-    done = cluster("up", "--config", str(file))
+    done = up({"b": {**small, "replicas": 2}, "d": {**small, "model": "missing.gguf"}})
     assert done.returncode == 1
     assert "a replica of 'd' cannot start" in done.stderr
-    assert second in {ask_replica(16, model="b", text=f"Hi {i}")[1] for i in range(8)}
+    assert second in replicas_of("b")
+
+
+def replicas_of(model: str) -> set[str]:
+    """Return the names of a model's replicas."""
+    with urllib.request.urlopen(f"{URL}/metrics", timeout=60) as reply:
+        text = reply.read().decode()
+    return set(re.findall(rf'^zinc_model_loaded{{replica="(\w+)",model="{model}"}} 1', text, re.M))
 
 
 def listed() -> list[str]:
