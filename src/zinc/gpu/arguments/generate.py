@@ -18,8 +18,9 @@ _NOTE = "// Written by `python -m zinc.gpu.arguments`.\n"
 
 
 def all_structs() -> list[type[Struct]]:
-    """Return every struct of the table, in its order."""
-    found = [x for x in vars(structs).values() if isinstance(x, type) and issubclass(x, Struct)]
+    """Return every struct of the table that kernels read, in its order."""
+    named = [x for name, x in vars(structs).items() if not name.startswith("_")]
+    found = [x for x in named if isinstance(x, type) and issubclass(x, Struct)]
     return [cls for cls in found if cls is not Struct]
 
 

@@ -363,20 +363,10 @@ class CausalConvArguments(Struct):
     slot_floats: Annotated[U32, "floats from state slot to state slot"]
 
 
-class ConvBlockArguments(Struct):
+class ConvBlockArguments(CausalConvArguments):
     """Arguments of both kernels of a convolution over blocks of rows."""
 
-    step: StepAddress
-    x: Bytes
-    weight: Floats
-    bias: Floats
-    state: Floats
-    y: Bytes
     edges: Annotated[Floats, "[blocks, taps - 1, cols], the rows of x before each block"]
-    x_stride: U32
-    y_stride: U32
-    cols: U32
-    slot_floats: Annotated[U32, "floats from state slot to state slot"]
 
 
 class SelectiveScanArguments(Struct):
@@ -439,7 +429,9 @@ class Wkv7Arguments(Struct):
     slot_floats: Annotated[U32, "floats from state slot to state slot"]
 
 
-class DeltaRuleArguments(Struct):
+class _DeltaArguments(Struct):
+    """Arguments of the delta rule, and of scans that update a state of the same shape."""
+
     step: StepAddress
     qkv: Bytes
     alpha: Annotated[Bytes, "a number for each value head, or with CHANNELS for each of its keys"]
@@ -449,41 +441,29 @@ class DeltaRuleArguments(Struct):
     skip: Annotated[Floats, "factors of v that a scan adds"]
     state: Floats
     y: Bytes
+    qkv_stride: U32
+    alpha_stride: U32
+    beta_stride: U32
+    y_stride: U32
+    n_k_heads: U32
+    n_v_heads: U32
+    slot_floats: Annotated[U32, "floats from state slot to state slot"]
+    floor: Annotated[F32, "the lowest log g, with FLOOR"]
+
+
+class DeltaRuleArguments(_DeltaArguments):
+    """Arguments of the kernel that goes token by token."""
+
     arrived: Annotated[
         Uints, "[sequences, key heads]: workgroups that have read its rows; 0 between steps"
     ]
-    qkv_stride: U32
-    alpha_stride: U32
-    beta_stride: U32
-    y_stride: U32
-    n_k_heads: U32
-    n_v_heads: U32
-    slot_floats: Annotated[U32, "floats from state slot to state slot"]
     is_one_token: Annotated[U32, "the step has one token, so its header need not be read"]
-    floor: Annotated[F32, "the lowest log g, with FLOOR"]
 
 
-class DeltaChunkArguments(Struct):
-    """Arguments of both kernels of the chunkwise delta rule."""
+class DeltaChunkArguments(_DeltaArguments):
+    """Arguments of both kernels that go in chunks."""
 
-    step: StepAddress
-    qkv: Bytes
-    alpha: Annotated[Bytes, "a number for each value head, or with CHANNELS for each of its keys"]
-    beta: Bytes
-    decay: Floats
-    decay_bias: Annotated[Floats, "as many numbers as alpha has"]
-    skip: Annotated[Floats, "factors of v that a scan adds"]
-    state: Floats
-    y: Bytes
     chunks: Annotated[Bytes, "matrices of each chunk"]
-    qkv_stride: U32
-    alpha_stride: U32
-    beta_stride: U32
-    y_stride: U32
-    n_k_heads: U32
-    n_v_heads: U32
-    slot_floats: Annotated[U32, "floats from state slot to state slot"]
-    floor: Annotated[F32, "the lowest log g, with FLOOR"]
 
 
 class DeltaStepArguments(Struct):

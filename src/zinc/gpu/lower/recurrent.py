@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import (
@@ -49,22 +52,27 @@ MIN_CHUNKED_TOKENS = 32  # of a step in chunks
 
 @lowers("causal_conv")
 def causal_conv(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, weight = rows(launch, "x"), operand(launch, "weight", Weight)
-    state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
-    arguments = CausalConvArguments(
-        step=at.step,
-        x=at.ref(x),
-        weight=at.vector(weight),
-        bias=vector_or_null(at, launch.input("bias")),
-        state=at.recurrent(state),
-        y=at.ref(y),
-        x_stride=x.stride,
-        y_stride=y.stride,
-        cols=x.cols,
-        slot_floats=state.floats,
-    )
+    arguments = CausalConvArguments(**conv_fields(launch, at))
     kernel = KernelVariant("causal_conv", (*conv_defines(launch), ("THREADS", CONV_THREADS)))
-    return [Dispatch(kernel, arguments, (ceil_div(x.cols, CONV_COLS), bucket.sequences, 1))]
+    grid = (ceil_div(rows(launch, "x").cols, CONV_COLS), bucket.sequences, 1)
+    return [Dispatch(kernel, arguments, grid)]
+
+
+def conv_fields(launch: Launch, at: Addresses) -> dict[str, int]:
+    """Return the arguments that all kernels of a convolution have."""
+    x, state, (y,) = rows(launch, "x"), operand(launch, "state", RecurrentState), launch.outputs
+    return {
+        "step": at.step,
+        "x": at.ref(x),
+        "weight": at.vector(operand(launch, "weight", Weight)),
+        "bias": vector_or_null(at, launch.input("bias")),
+        "state": at.recurrent(state),
+        "y": at.ref(y),
+        "x_stride": x.stride,
+        "y_stride": y.stride,
+        "cols": x.cols,
+        "slot_floats": state.floats,
+    }
 
 
 def conv_defines(launch: Launch) -> tuple[tuple[str, int], ...]:
@@ -76,6 +84,57 @@ def conv_defines(launch: Launch) -> tuple[tuple[str, int], ...]:
         ("TAPS", int(attrs["taps"])),
         ("WITH_SILU", int(attrs["silu"])),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RuleOperands:
+    """Operands of a delta rule, or of a scan, which has factors `skip` and no `beta`.
+
+    qkv: rows of q, k and v. alpha: the input of the decay.
+    """
+
+    qkv: Ref
+    alpha: Ref
+    decay: Weight
+    decay_bias: Weight
+    beta: Ref | None = None
+    skip: Weight | None = None
+
+    @classmethod
+    def of(cls, launch: Launch) -> RuleOperands:
+        """Return the operands of a launch of `delta_rule` or `ssm_scan`."""
+        if launch.kernel == "ssm_scan":
+            qkv, alpha = rows(launch, "xbc"), rows(launch, "dt")
+            decay, bias, skip = (operand(launch, n, Weight) for n in ("decay", "dt_bias", "skip"))
+            return cls(qkv, alpha, decay, bias, skip=skip)
+        qkv, alpha, beta = (rows(launch, name) for name in ("qkv", "alpha", "beta"))
+        decay, bias = (operand(launch, name, Weight) for name in ("decay", "decay_bias"))
+        return cls(qkv, alpha, decay, bias, beta=beta)
+
+    def fields(self, launch: Launch, at: Addresses) -> dict[str, Any]:
+        """Return the arguments that the kernels of the delta rule and of scans share."""
+        attrs, (y,) = launch.attributes, launch.outputs
+        state = operand(launch, "state", RecurrentState)
+        beta, beta_stride = ref_or_null(at, self.beta)
+        return {
+            "step": at.step,
+            "qkv": at.ref(self.qkv),
+            "alpha": at.ref(self.alpha),
+            "beta": beta,
+            "decay": at.vector(self.decay),
+            "decay_bias": at.vector(self.decay_bias),
+            "skip": vector_or_null(at, self.skip),
+            "state": at.recurrent(state),
+            "y": at.ref(y),
+            "qkv_stride": self.qkv.stride,
+            "alpha_stride": self.alpha.stride,
+            "beta_stride": beta_stride,
+            "y_stride": y.stride,
+            "n_k_heads": int(attrs["n_k_heads"]),
+            "n_v_heads": int(attrs["n_v_heads"]),
+            "slot_floats": state.floats,
+            "floor": float(attrs.get("floor", 0.0)),
+        }
 
 
 @lowers("delta_rule")
@@ -98,32 +157,11 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         or k_dim % 16
         or part_bytes + 8 * DELTA_CHUNK * DELTA_COLS > features.shared_bytes
     ):
-        return delta_rule_by_token(launch, at, bucket)
-    qkv, alpha, beta = (rows(launch, name) for name in ("qkv", "alpha", "beta"))
-    decay, decay_bias = (operand(launch, name, Weight) for name in ("decay", "decay_bias"))
-    state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
-    slots = bucket.tokens // DELTA_CHUNK + bucket.sequences
-    arguments = DeltaChunkArguments(
-        step=at.step,
-        qkv=at.ref(qkv),
-        alpha=at.ref(alpha),
-        beta=at.ref(beta),
-        decay=at.vector(decay),
-        decay_bias=at.vector(decay_bias),
-        skip=0,
-        state=at.recurrent(state),
-        y=at.ref(y),
-        chunks=at.scratch.take(slots * n_v * part_bytes),
-        qkv_stride=qkv.stride,
-        alpha_stride=alpha.stride,
-        beta_stride=beta.stride,
-        y_stride=y.stride,
-        n_k_heads=int(attrs["n_k_heads"]),
-        n_v_heads=n_v,
-        slot_floats=state.floats,
-        floor=float(attrs.get("floor", 0.0)),
-    )
-    sizes = (("K_DIM", k_dim), ("VECTORS", in_vectors(at, qkv, alpha)), ("V_DIM", v_dim))
+        return by_token(launch, at, bucket)
+    x, slots = RuleOperands.of(launch), bucket.tokens // DELTA_CHUNK + bucket.sequences
+    chunks = at.scratch.take(slots * n_v * part_bytes)
+    arguments = DeltaChunkArguments(**x.fields(launch, at), chunks=chunks)
+    sizes = (("K_DIM", k_dim), ("VECTORS", in_vectors(at, x.qkv, x.alpha)), ("V_DIM", v_dim))
     options = (("FLOOR", int("floor" in attrs)), ("GROUPED", int(attrs["grouped"])))
     share = (("COLS", DELTA_COLS), ("SHARE", _lanes_of_column(features, k_dim)))
     grid = (n_v, ceil_div(v_dim, DELTA_COLS), bucket.sequences)
@@ -131,18 +169,6 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         Dispatch(KernelVariant("delta_channels", (*options, *sizes)), arguments, (slots, n_v, 1)),
         Dispatch(KernelVariant("delta_scan", (*share, *sizes)), arguments, grid, waits=True),
     ]
-
-
-def delta_rule_by_token(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    """Lower the op `delta_rule` to one kernel."""
-    names = ("qkv", "alpha", "decay", "decay_bias")
-    return _rule(launch, at, bucket, names, beta=rows(launch, "beta"))
-
-
-@lowers("ssm_scan")
-def ssm_scan(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    names = ("xbc", "dt", "decay", "dt_bias")
-    return _rule(launch, at, bucket, names, skip=operand(launch, "skip", Weight))
 
 
 @lowers("selective_scan")
@@ -258,24 +284,10 @@ def wkv7(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     return [Dispatch(KernelVariant("wkv7", defines), arguments, grid)]
 
 
-def _rule(
-    launch: Launch,
-    at: Addresses,
-    bucket: Bucket,
-    names: tuple[str, str, str, str],
-    *,
-    beta: Ref | None = None,
-    skip: Weight | None = None,
-) -> list[Dispatch]:
-    """Return the dispatch of a delta rule, or of a scan if it has factors `skip`.
-
-    names: operands with the rows of q, k and v, the input of the decay, the decay and its bias.
-    """
-    qkv, alpha = (rows(launch, name) for name in names[:2])
-    decay, decay_bias = (operand(launch, name, Weight) for name in names[2:])
-    state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
-    attrs = {name: int(value) for name, value in launch.attrs}
-    floor = float(launch.attributes.get("floor", 0.0))
+@lowers("ssm_scan")
+def by_token(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    """Lower the op `ssm_scan` or `delta_rule` to one kernel, which goes token by token."""
+    x, attrs = RuleOperands.of(launch), {name: int(value) for name, value in launch.attrs}
     k_dim, v_dim = attrs["k_dim"], attrs["v_dim"]
     if k_dim % 16:
         raise NotImplementedError(f"keys of {k_dim} columns are not a multiple of 16 wide")
@@ -301,34 +313,17 @@ def _rule(
             ("ROLLBACK", rollback),
             ("ROWS", n_rows),
             ("SHARE", _lanes_of_column(at.features, k_dim)),
-            ("SSM", int(skip is not None)),
-            ("VECTORS", in_vectors(at, qkv, alpha if channels else None)),
+            ("SSM", int(x.skip is not None)),
+            ("VECTORS", in_vectors(at, x.qkv, x.alpha if channels else None)),
             ("V_DIM", v_dim),
             *((("CHANNELS", 1),) if channels else ()),
-            *((("FLOOR", 1),) if floor else ()),
+            *((("FLOOR", 1),) if launch.attributes.get("floor") else ()),
         ),
     )
-    beta_at, beta_stride = ref_or_null(at, beta)
     arguments = DeltaRuleArguments(
-        step=at.step,
-        qkv=at.ref(qkv),
-        alpha=at.ref(alpha),
-        beta=beta_at,
-        decay=at.vector(decay),
-        decay_bias=at.vector(decay_bias),
-        skip=vector_or_null(at, skip),
-        state=at.recurrent(state),
-        y=at.ref(y),
+        **x.fields(launch, at),
         arrived=at.counters.take(attrs["n_k_heads"] * bucket.sequences) if rollback else 0,
-        qkv_stride=qkv.stride,
-        alpha_stride=alpha.stride,
-        beta_stride=beta_stride,
-        y_stride=y.stride,
-        n_k_heads=attrs["n_k_heads"],
-        n_v_heads=attrs["n_v_heads"],
-        slot_floats=state.floats,
         is_one_token=int(bucket.tokens == 1),
-        floor=floor,
     )
     grid = (attrs["n_v_heads"], ceil_div(v_dim, DELTA_COLS), bucket.sequences)
     return [Dispatch(kernel, arguments, grid)]

@@ -13,21 +13,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zinc.backends.cuda.lower.registry import lowers
-from zinc.backends.plans import Launch, Ref
+from zinc.backends.plans import Launch
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import ConvBlockArguments, DeltaChunkArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower import recurrent
-from zinc.gpu.lower.operands import (
-    ceil_div,
-    in_vectors,
-    operand,
-    ref_or_null,
-    rows,
-    vector_or_null,
-)
-from zinc.ops.values import RecurrentState, Weight
+from zinc.gpu.lower.operands import ceil_div, in_vectors, rows
 
 CHUNK = 32  # equals CHUNK in kernels/delta_chunk.cuh
 WARP_COLS = 16  # columns of the state of a warp
@@ -51,21 +43,11 @@ def causal_conv(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]
     taps = int(launch.attributes["taps"])
     if not _has_many(bucket) or taps > CONV_ROWS // 8:
         return recurrent.causal_conv(launch, at, bucket)
-    x, weight = rows(launch, "x"), operand(launch, "weight", Weight)
-    state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
+    x, (y,) = rows(launch, "x"), launch.outputs
     blocks = bucket.tokens // CONV_ROWS + bucket.sequences
     arguments = ConvBlockArguments(
-        step=at.step,
-        x=at.ref(x),
-        weight=at.vector(weight),
-        bias=vector_or_null(at, launch.input("bias")),
-        state=at.recurrent(state),
-        y=at.ref(y),
+        **recurrent.conv_fields(launch, at),
         edges=at.scratch.take(4 * blocks * (taps - 1) * x.cols),
-        x_stride=x.stride,
-        y_stride=y.stride,
-        cols=x.cols,
-        slot_floats=state.floats,
     )
     defines = (*recurrent.conv_defines(launch), ("VECTORS", in_vectors(at, x, y)))
     edges, convolution = (KernelVariant(name, defines) for name in ("conv_edges", "conv_rows"))
@@ -75,41 +57,15 @@ def causal_conv(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]
     ]
 
 
+@lowers("ssm_scan")
 @lowers("delta_rule")
 def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    """Lower the op `delta_rule`."""
-    names = ("qkv", "alpha", "decay", "decay_bias")
-    by_token = recurrent.delta_rule_by_token(launch, at, bucket)
-    return _in_chunks(launch, at, bucket, names, by_token, beta=rows(launch, "beta"))
-
-
-@lowers("ssm_scan")
-def ssm_scan(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    """Lower the op `ssm_scan`."""
-    names = ("xbc", "dt", "decay", "dt_bias")
-    by_token = recurrent.ssm_scan(launch, at, bucket)
-    return _in_chunks(launch, at, bucket, names, by_token, skip=operand(launch, "skip", Weight))
-
-
-def _in_chunks(
-    launch: Launch,
-    at: Addresses,
-    bucket: Bucket,
-    names: tuple[str, str, str, str],
-    by_token: list[Dispatch],
-    *,
-    beta: Ref | None = None,
-    skip: Weight | None = None,
-) -> list[Dispatch]:
-    """Return the dispatches of a delta rule in chunks, or of a scan if it has factors `skip`.
-
-    They are `by_token` if the step has few tokens or the kernels lack the shape. names: operands
-    with the rows of q, k and v, the input of the decay, the decay and its bias.
-    """
+    """Lower the op `delta_rule` or `ssm_scan`, in chunks if the kernels suit shape and step."""
+    x, by_token = recurrent.RuleOperands.of(launch), recurrent.by_token(launch, at, bucket)
     attrs = {name: int(value) for name, value in launch.attrs}
     k_dim, v_dim = attrs["k_dim"], attrs["v_dim"]
     n_k, n_v = attrs["n_k_heads"], attrs["n_v_heads"]
-    is_scan, channels = skip is not None, "per_channel" in attrs
+    is_scan, channels = x.skip is not None, "per_channel" in attrs
     key_bytes, value_bytes = _part_bytes(k_dim, is_scan, channels)
     key_parts = n_v if channels else n_k
     stages = min(SCAN_STAGES, at.features.most_shared_bytes // (key_bytes + value_bytes))
@@ -123,30 +79,10 @@ def _in_chunks(
         or stages == 0
     ):
         return by_token
-    qkv, alpha = (rows(launch, name) for name in names[:2])
-    decay, decay_bias = (operand(launch, name, Weight) for name in names[2:])
-    beta_at, beta_stride = ref_or_null(at, beta)
-    state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
     slots = bucket.tokens // CHUNK + bucket.sequences
     arguments = DeltaChunkArguments(
-        step=at.step,
-        qkv=at.ref(qkv),
-        alpha=at.ref(alpha),
-        beta=beta_at,
-        decay=at.vector(decay),
-        decay_bias=at.vector(decay_bias),
-        skip=vector_or_null(at, skip),
-        state=at.recurrent(state),
-        y=at.ref(y),
+        **x.fields(launch, at),
         chunks=at.scratch.take(slots * (key_parts * key_bytes + n_v * value_bytes)),
-        qkv_stride=qkv.stride,
-        alpha_stride=alpha.stride,
-        beta_stride=beta_stride,
-        y_stride=y.stride,
-        n_k_heads=n_k,
-        n_v_heads=n_v,
-        slot_floats=state.floats,
-        floor=float(launch.attributes.get("floor", 0.0)),
     )
     rollback = "rollback" in attrs
     defines = (
@@ -154,7 +90,7 @@ def _in_chunks(
         ("K_DIM", k_dim),
         ("ROLLBACK", int(rollback)),
         ("SSM", int(is_scan)),
-        ("VECTORS", in_vectors(at, qkv, alpha if channels else None)),
+        ("VECTORS", in_vectors(at, x.qkv, x.alpha if channels else None)),
         ("V_DIM", v_dim),
         *((("CHANNELS", 1),) if channels else ()),
     )
