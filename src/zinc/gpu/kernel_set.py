@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,29 +31,25 @@ LOWERINGS: dict[str, Lowering] = {}
 # Returns the steps in which a fused node runs, None if the kernel cannot run it.
 FusedCondition: TypeAlias = Callable[[Node], StepCondition | None]
 FUSED: dict[str, FusedCondition] = {}
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
-def lowers(kernel: str) -> Callable[[Lowering], Lowering]:
-    """Register the decorated lowering for the op `kernel`.
+def registering(table: dict[str, Function]) -> Callable[[str], Callable[[Function], Function]]:
+    """Return a decorator that puts a function into `table` under the name of an op."""
 
-    A lowering raises NotImplementedError, with the reason, for a launch that no kernel can run.
-    """
+    def of_op(kernel: str) -> Callable[[Function], Function]:
+        def register(function: Function) -> Function:
+            table[kernel] = function
+            return function
 
-    def register(lowering: Lowering) -> Lowering:
-        LOWERINGS[kernel] = lowering
-        return lowering
+        return register
 
-    return register
+    return of_op
 
 
-def fuses(kernel: str) -> Callable[[FusedCondition], FusedCondition]:
-    """Register the decorated condition for the steps in which the fused op `kernel` runs."""
-
-    def register(condition: FusedCondition) -> FusedCondition:
-        FUSED[kernel] = condition
-        return condition
-
-    return register
+# A lowering raises NotImplementedError, with the reason, for a launch that no kernel can run.
+lowers = registering(LOWERINGS)
+fuses = registering(FUSED)
 
 
 class WeightLayout(Protocol):
