@@ -6,6 +6,7 @@ from functools import cache
 
 from zinc.backends import api
 from zinc.core.errors import ZincError
+from zinc.quant.blocks import GGMLType
 
 
 @cache
@@ -25,6 +26,18 @@ def absent() -> dict[str, str]:
 def computing() -> list[str]:
     """Return the names of the backends that work on this machine and are not the reference."""
     return [name for name in api.discover() if name not in ("ref", "null", *absent())]
+
+
+@cache
+def of_embedded_model() -> str:
+    """Return "cpu" if it has all kernels of the embedded model, else "ref"."""
+    try:
+        cpu = api.create("cpu")
+        cpu.row_format(GGMLType.Q4_K)
+        cpu.row_format(GGMLType.Q6_K)
+    except ZincError:
+        return "ref"
+    return "cpu"
 
 
 def _check_compiler() -> None:

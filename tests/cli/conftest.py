@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from present import of_embedded_model
 
-from zinc.backends import api
 from zinc.cli.main import main
-from zinc.core.errors import ZincError
-from zinc.quant.blocks import GGMLType
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -59,13 +57,7 @@ def zinc(
 @pytest.fixture(scope="session")
 def backend() -> str:
     """The CPU backend if it has all kernels of the embedded model, else `ref`."""
-    try:
-        cpu = api.create("cpu")
-        cpu.row_format(GGMLType.Q4_K)
-        cpu.row_format(GGMLType.Q6_K)
-    except ZincError:
-        return "ref"
-    return "cpu"
+    return of_embedded_model()
 
 
 @pytest.fixture

@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from present import of_embedded_model
 
-from zinc.backends import api
-from zinc.core.errors import ZincError
 from zinc.engine.engine import Engine
 from zinc.engine.load.options import LoadOptions
 from zinc.engine.sequence import Sequence
-from zinc.quant.blocks import GGMLType
 from zinc.server.app import Application
 from zinc.server.config import ModelSource, ServerConfig
 from zinc.server.main import Server, bind
@@ -28,19 +26,8 @@ from zinc.server.main import Server, bind
 MODEL = "demo"
 
 
-def backend() -> str:
-    """Return "cpu" if it has all kernels of the embedded model, else "ref"."""
-    try:
-        cpu = api.create("cpu")
-        cpu.row_format(GGMLType.Q4_K)
-        cpu.row_format(GGMLType.Q6_K)
-    except ZincError:
-        return "ref"
-    return "cpu"
-
-
 # Without speculation, so that the number of steps of an answer is known.
-LOAD = LoadOptions(backend=backend(), threads=2, speculate="off")
+LOAD = LoadOptions(backend=of_embedded_model(), threads=2, speculate="off")
 
 PATIENCE_S = 60  # for events that take a moment, longer on a busy machine
 
