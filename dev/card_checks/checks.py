@@ -105,15 +105,7 @@ def every_check(kernels: Kernels) -> Iterator[Check]:
     """Yield the checks that a backend with `kernels` must pass."""
     yield from (CaseCheck(op, case) for op, case in every_case() if is_for(kernels, op, case))
     fixtures = (path.with_suffix(".gguf") for path in sorted(FIXTURES.glob("*.npz")))
-    yield from (FixtureCheck(path) for path in fixtures if _can_run(kernels, path))
-
-
-def _can_run(kernels: Kernels, path: Path) -> bool:
-    """Return whether a backend can run a model past the context in which its attention is dense."""
-    if kernels.supports("select_keys"):
-        return True
-    with GGUFFile.open(path) as file:
-        return all(node.op != "select_keys" for node in load(file)[1].nodes)
+    yield from map(FixtureCheck, fixtures)
 
 
 def compile_kernels(backend: Backend, checks: Sequence[Check]) -> None:

@@ -48,7 +48,7 @@ ON_CUDA = (
         "nemotronhlatent",
         "jamba",
     ),
-    *("kimilinear", "bailingmoe3", "step35", "rwkv7", "laguna"),
+    *("kimilinear", "bailingmoe3", "step35", "rwkv7", "laguna", "deepseek32", "glmdsa"),
     "gemma3n",
     "llama4",
     "mistral3",

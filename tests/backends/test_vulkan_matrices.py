@@ -21,7 +21,6 @@ from models.harness import (
     expected,
     fixture_names,
     relative_error,
-    runs_on,
 )
 from ops.running import run
 from present import absent
@@ -302,7 +301,7 @@ def test_every_case_agrees_with_reference_on_intels_matrices(
 
 
 @pytest.mark.every
-@pytest.mark.parametrize("name", [x for x in fixture_names() if runs_on(x, "vulkan")])
+@pytest.mark.parametrize("name", fixture_names())
 def test_models_with_intels_matrices_give_the_published_logits(
     intel: VulkanBackend, name: str
 ) -> None:

@@ -77,9 +77,8 @@ def pinned(name: str) -> str:
     lines = []
     for backend, options in (("ref", None), ("cpu", {"level": "scalar"}), ("vulkan", None)):
         kernels = api.kernels(backend, options)
-        graph = _graph(name, sparse=kernels.supports("select_keys"))
         plan = make_plan(
-            graph, kernels, max_tokens=MAX_TOKENS, max_outputs=MAX_OUTPUTS, samples=True
+            _graph(name), kernels, max_tokens=MAX_TOKENS, max_outputs=MAX_OUTPUTS, samples=True
         )
         lines += _section(backend, f"arena {plan.arena_bytes} bytes", _numbered(plan))
         if backend == "vulkan":
@@ -171,16 +170,11 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:8]
 
 
-def _graph(name: str, *, sparse: bool = True) -> Graph:
-    """Return the graph of a fixture or shape; without `sparse`, for a context with dense attention.
-
-    Other models have one graph.
-    """
+def _graph(name: str) -> Graph:
+    """Return the graph of a fixture or shape."""
     if not name.startswith("shape-"):
         with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
-            spec, graph = load(file)
-            is_other = spec.dense_context and not sparse
-            return load(file, context=spec.dense_context)[1] if is_other else graph
+            return load(file)[1]
     make_model = _make_model()
     shape = make_model.SHAPES[name.removeprefix("shape-")]
     first_attending = max(shape.attends[:1], default=2)

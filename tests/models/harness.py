@@ -36,9 +36,6 @@ from zinc.quant.blocks import GGMLType
 FIXTURES = Path(__file__).parents[1] / "data" / "fixtures"
 ENCODERS = FIXTURES.parent / "encoders"  # whose tokens see the ones after them
 BACKENDS = ["ref", *computing()]
-# Fixtures with sparse attention, for which GPUs have no kernel. `test_sparse.py` runs these on GPUs
-# as far as attention is dense.
-SPARSE = ("deepseek32", "glmdsa")
 BLOCK_TOKENS = 16
 MAX_TOKENS = 96
 
@@ -55,11 +52,6 @@ def expected(name: str, prefix: str = "") -> tuple[Ids, Logits]:
     """Return the token ids of a fixture and the logits [tokens, vocab] of the published code."""
     with np.load(FIXTURES / f"{name}.npz") as data:
         return data[f"{prefix}tokens"].astype(np.int32), data[f"{prefix}logits"]
-
-
-def runs_on(name: str, backend: str) -> bool:
-    """Return whether a backend has all kernels for a fixture."""
-    return name not in SPARSE or api.kernels(backend).supports("select_keys")
 
 
 def relative_error(got: Logits, want: Logits) -> float:
@@ -89,8 +81,8 @@ def planned(
                 graph, backend, max_tokens=max_tokens, max_outputs=max_tokens, fuse=fuse
             )
         except UnsupportedError as error:
-            # Every other family runs on every backend; only parts that fusion removes may lack.
-            if fuse and path.stem not in SPARSE:
+            # Every family runs on every backend; only parts that fusion removes may lack.
+            if fuse:
                 raise
             pytest.skip(str(error))
         for w in plan.weights:

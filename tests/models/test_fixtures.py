@@ -12,7 +12,6 @@ from effort import on_backends
 from models.harness import (
     BACKENDS,
     FIXTURES,
-    SPARSE,
     Runner,
     expected,
     fixture_names,
@@ -38,7 +37,7 @@ REPEATED = {
     name
     for line in """
     afmoe arcee bailingmoe cohere2 commandr dots1 ernie4_5 ernie4_5moe exaone exaone4
-    exaonemoe falcon falcon40b falconh1 falconmamba gemma3long gemma4moe glm4 gptneox
+    exaonemoe falcon falcon40b falconh1 falconmamba gemma3long gemma4moe glm4 glmdsa gptneox
     granite granitehybrid granitehybridmoe granitemoe graniteswa hunyuan hunyuanmoe hyv3
     internlm2 lfm2moe maincoder mamba mellum minicpm minimaxm2 mistral3 mistral4 museglimmer
     nemotronh olmo2 olmo3 olmoe phi2 phi3long qwen2 qwen2moe qwen2vl qwen3moe qwen3vl
@@ -173,6 +172,6 @@ def kernels_of(name: str) -> set[tuple[object, ...]]:
 
 @pytest.mark.every
 def test_kernels_of_repeated_families_run_by_default() -> None:
-    by_default = set().union(*map(kernels_of, set(NAMES) - REPEATED - set(SPARSE)))
+    by_default = set().union(*map(kernels_of, set(NAMES) - REPEATED))
     missing = {name: kernels_of(name) - by_default for name in REPEATED}
     assert not {name: kernels for name, kernels in missing.items() if kernels}

@@ -14,7 +14,7 @@ from zinc.backends import api
 from zinc.core.errors import DeviceError, RequestError
 
 # One of each kind of attention, cache, experts and recurrence, on a window and beyond it.
-FAMILIES = ["gemma3", "gptoss", "deepseek2", "qwen35moe"]
+FAMILIES = ["gemma3", "gptoss", "deepseek2", "deepseek32", "qwen35moe"]
 HYBRIDS = ["qwen35", "qwen35moe", "qwen3next", "granitehybrid", "lfm2", "kimilinear", "rwkv7"]
 IDS = np.random.default_rng(11).integers(96, size=80).astype(np.int32)
 SOME = IDS[:40]

@@ -36,6 +36,7 @@ REPEATED = {
     "deep-heads",
     "deep-one",
     "few-plain",
+    "selected-heads",
     "4x2x64",
     "8x1x16",
     "alibi-few",

@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 from effort import on_backends
-from models.harness import FIXTURES, SPARSE, Runner, expected, fixture_names, relative_error
+from models.harness import FIXTURES, Runner, expected, fixture_names, relative_error
 from plan.test_split import TOLERANCE, model, runner, split
 from present import computing
 
@@ -83,7 +83,7 @@ def test_layers_on_cpu_places_give_the_bits_of_one(name: str, n_devices: int) ->
 @pytest.mark.parametrize(
     ("name", "device"),
     on_backends(
-        [name for name in fixture_names() if name not in SPARSE],
+        fixture_names(),
         [each for each in computing() if each != "cpu"],
         (),
     ),

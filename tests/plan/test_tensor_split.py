@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from effort import on_backends
-from models.harness import SPARSE, Runner, expected, fixture_names, relative_error, with_blocks
+from models.harness import Runner, expected, fixture_names, relative_error, with_blocks
 from plan.test_split import TOLERANCE, model, runner, split
 from present import computing
 
@@ -48,7 +48,7 @@ def test_tensors_on_cpu_places_give_the_logits_of_the_model(
 @pytest.mark.parametrize(
     ("name", "device"),
     on_backends(
-        [name for name in fixture_names() if name not in SPARSE],
+        fixture_names(),
         [each for each in computing() if each != "cpu"],
         ("gptoss",),
     ),

@@ -41,9 +41,7 @@ prints the same tables for your machine and says which devices are present.
 
 An architecture runs with a block format on a backend that has all of its kernels and supports the
 format. Kernels are templates over the decoders of the formats, so every such combination works and
-the tables list them separately. If something is missing, loading the model is an error. Only
-`select_keys` may be missing in a context that is short enough for dense attention
-([Longer contexts](../long-context.md#sparse-attention)).
+the tables list them separately. If something is missing, loading the model is an error.
 """
 
 

@@ -562,6 +562,14 @@ class AttentionArguments(Struct):
     softcap: F32
 
 
+class SelectedAttentionArguments(AttentionArguments):
+    """Arguments of attention of few queries to selected positions."""
+
+    selected: Annotated[Bytes, "ascending positions of each token, then -1"]
+    selected_stride: U32
+    n_selected: Annotated[U32, "columns of these rows"]
+
+
 class RopeAttentionArguments(Struct):
     """Arguments of attention of one token that prepares and stores its own heads first."""
 
@@ -718,6 +726,39 @@ class GroupExpertsArguments(Struct):
     dim: U32
     top_k: U32
     n_experts: U32
+
+
+class IndexScoresArguments(Struct):
+    """Arguments of the scores by which a token selects positions."""
+
+    step: StepAddress
+    q: Annotated[Bytes, "index queries"]
+    weights: Annotated[Bytes, "of the index heads"]
+    keys: Annotated[Bytes, "index keys"]
+    scores: Annotated[Floats, "of all positions, a row for each token from `first` on"]
+    q_stride: U32
+    weights_stride: U32
+    key_block: Annotated[U32, "bytes of a block of keys"]
+    scores_stride: Annotated[U32, "numbers"]
+    n_heads: U32
+    first: Annotated[U32, "token"]
+    top_k: Annotated[U32, "a token that sees no more positions needs no scores"]
+    block_shift: Annotated[U8, "log2 of the tokens of a block"]
+    block_table: Annotated[U8, "index of the layer's block table"]
+    is_one_token: Flag
+
+
+class SelectKeysArguments(Struct):
+    """Arguments of the selection of the positions with the largest scores."""
+
+    step: StepAddress
+    scores: Annotated[Floats, "of all positions, a row for each token from `first` on"]
+    out: Bytes
+    scores_stride: Annotated[U32, "numbers"]
+    out_stride: U32
+    first: Annotated[U32, "token"]
+    top_k: U32
+    is_one_token: Flag
 
 
 class SampleArguments(Struct):

@@ -8,7 +8,7 @@ queries, which attention_tiles.py lowers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
 from zinc.backends.plans import Launch, Ref
@@ -18,6 +18,7 @@ from zinc.gpu.arguments.structs import (
     AttentionArguments,
     AttentionMergeArguments,
     RopeAttentionArguments,
+    SelectedAttentionArguments,
 )
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
@@ -38,6 +39,7 @@ from zinc.gpu.lower.operands import (
     power_of_two,
     ref_or_null,
     rows,
+    rows_or_none,
     values_of,
     vector_or_null,
 )
@@ -195,17 +197,47 @@ def _check(state: KVState, cache: DeviceKV) -> None:
 
 def attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
     """Return the dispatches of attention that writes its output to address `y_at`."""
-    if bucket.tokens <= FEW_TOKENS or at.features.batch_invariant:
-        return _few(launch, at, bucket, y_at)
+    selected = selection(launch, at, bucket)
+    if selected or bucket.tokens <= FEW_TOKENS or at.features.batch_invariant:
+        return _few(launch, at, bucket, y_at, selected)
     return many_queries(launch, at, bucket, y_at)
 
 
-def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
+def selection(launch: Launch, at: Addresses, bucket: Bucket) -> Ref | None:
+    """Return the positions that tokens see, None if they see all positions in steps of `bucket`.
+
+    In batch-invariant mode the kernel must not depend on the step, so it is always that for
+    selections.
+    """
+    selected = rows_or_none(launch, "keys")
+    if selected is None or (bucket.keys <= selected.cols and not at.features.batch_invariant):
+        return None
+    attrs = launch.attributes
+    if attrs["window"] or is_bidirectional(launch) or launch.input("slopes") is not None:
+        raise NotImplementedError("selected positions with a window, later positions or ALiBi")
+    return selected
+
+
+def _few(
+    launch: Launch, at: Addresses, bucket: Bucket, y_at: int, selected: Ref | None
+) -> list[Dispatch]:
     q, state, (y,) = rows(launch, "q"), operand(launch, "cache", KVState), launch.outputs
     n_heads = int(launch.attributes["n_heads"])
-    cut = few_cut(state, n_heads, at, bucket)
+    if selected is None:
+        cut = few_cut(state, n_heads, at, bucket)
+    else:
+        seen = replace(bucket, keys=min(bucket.keys, selected.cols))
+        cut = _vectors(state, n_heads, at, seen, splits_few=False)
     splits = cut.splits
-    kernel = _few_kernel(launch, at, cut, in_vectors(at, q), ("PREPARES", 0), *alibi(launch))
+    kernel = _few_kernel(
+        launch,
+        at,
+        cut,
+        in_vectors(at, q),
+        ("PREPARES", 0),
+        *alibi(launch),
+        *((("SELECTED", 1),) if selected else ()),
+    )
     row_bytes = partial_bytes(state, n_heads)
     partial = at.scratch.take(bucket.tokens * splits * row_bytes) if splits > 1 else 0
     cache = at.kv(state)
@@ -234,6 +266,13 @@ def _few(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispa
         scale=float(launch.attributes["scale"]),
         softcap=float(launch.attributes["softcap"]),
     )
+    if selected is not None:
+        arguments = SelectedAttentionArguments(
+            **{field.name: getattr(arguments, field.name) for field in fields(arguments)},
+            selected=at.ref(selected),
+            selected_stride=selected.stride,
+            n_selected=selected.cols,
+        )
     parts = ceil_div(n_heads // state.n_heads, cut.each)
     dispatches = [Dispatch(kernel, arguments, (splits, state.n_heads * parts, bucket.tokens))]
     if splits > 1:

@@ -22,32 +22,59 @@ SHARED float2 totals[WAVES][EACH]; // maximum and sum of the softmax
 #include "merge_splits.cuh"
 #endif
 
-/// Loads chunks of the keys from position `at` on, which lie in one block. Past the last key a
-/// block has zeros or old numbers, but no NaN.
-DEVICE void loadKeys(ARGS, KeySplit split, uint block, uint at, uint j, Chunk (&k)[AT_ONCE][CHUNKS])
+#define PLACES (SELECTED ? AT_ONCE : 1)
+
+/// Where keys from key `at` of a split on lie: in one block, or each selected key in any block.
+struct Places
 {
-    Chunks chunks = split.keysOf(args, block).chunksFrom(
-        split.inBlock(args, at), min(j, HEAD_DIM / 8 - 1), HEAD_DIM);
+    uint position[PLACES], block[PLACES];
+};
+
+DEVICE Places placesAt(ARGS, KeySplit split, uint at)
+{
+    Places places;
+    UNROLL for (uint u = 0; u < PLACES; u++)
+    {
+#if SELECTED
+        places.position[u] = uint(split.selected[min(at + u, split.end - 1)]);
+#else
+        places.position[u] = at;
+#endif
+        places.block[u] = split.blockAt(args, places.position[u]);
+    }
+    return places;
+}
+
+/// Loads chunks of the keys at `places`. Past the last key a block has zeros or old numbers, but no
+/// NaN.
+DEVICE void loadKeys(ARGS, KeySplit split, const Places& places, uint j, Chunk (&k)[AT_ONCE][CHUNKS])
+{
+    Chunks chunks[PLACES];
+    UNROLL for (uint u = 0; u < PLACES; u++)
+        chunks[u] = split.keysOf(args, places.block[u]).chunksFrom(
+            split.inBlock(args, places.position[u]), min(j, HEAD_DIM / 8 - 1), HEAD_DIM);
     UNROLL for (uint u = 0; u < AT_ONCE; u++)
         UNROLL for (uint c = 0; c < CHUNKS; c++)
         {
             uint more = c * LANES;
             if (more + LANES > HEAD_DIM / 8 && more + j >= HEAD_DIM / 8) more = 0;
-            k[u][c] = chunks.at(u, more, HEAD_DIM);
+            k[u][c] = SELECTED ? chunks[u % PLACES].at(0, more, HEAD_DIM) : chunks[0].at(u, more, HEAD_DIM);
         }
 }
 
 /// Loads chunks of the values of the same positions.
-DEVICE void loadValues(ARGS, KeySplit split, uint block, uint at, uint j, Chunk (&v)[AT_ONCE][CHUNKS_V])
+DEVICE void loadValues(ARGS, KeySplit split, const Places& places, uint j, Chunk (&v)[AT_ONCE][CHUNKS_V])
 {
-    Chunks chunks = split.valuesOf(args, block).chunksFrom(
-        split.inBlock(args, at), SKIP_V + min(j, HEAD_DIM_V / 8 - 1), V_WIDTH);
+    Chunks chunks[PLACES];
+    UNROLL for (uint u = 0; u < PLACES; u++)
+        chunks[u] = split.valuesOf(args, places.block[u]).chunksFrom(
+            split.inBlock(args, places.position[u]), SKIP_V + min(j, HEAD_DIM_V / 8 - 1), V_WIDTH);
     UNROLL for (uint u = 0; u < AT_ONCE; u++)
         UNROLL for (uint c = 0; c < CHUNKS_V; c++)
         {
             uint more = c * LANES;
             if (more + LANES > HEAD_DIM_V / 8 && more + j >= HEAD_DIM_V / 8) more = 0;
-            v[u][c] = chunks.at(u, more, V_WIDTH);
+            v[u][c] = SELECTED ? chunks[u % PLACES].at(0, more, V_WIDTH) : chunks[0].at(u, more, V_WIDTH);
         }
 }
 
@@ -64,15 +91,16 @@ EARLY_KERNEL(attention, Arguments)
     uint j = thread % LANES, key_group = thread / LANES;
     split.findKeys(args, AT_ONCE);
     uint stride = THREADS / LANES * AT_ONCE, at = split.begin + key_group * AT_ONCE;
-    uint block = 0, next_block = 0;
+    const uint last = (split.end - 1) / AT_ONCE * AT_ONCE;
+    Places next;
     Chunk k[AT_ONCE][CHUNKS], k_next[AT_ONCE][CHUNKS];
     Chunk v[AT_ONCE][CHUNKS_V], v_next[AT_ONCE][CHUNKS_V];
     if (at < split.end)
     {
-        block = split.blockAt(args, at);
-        next_block = split.blockAt(args, min(at + stride, split.end - 1));
-        loadKeys(args, split, block, at, j, k);
-        loadValues(args, split, block, at, j, v);
+        const Places places = placesAt(args, split, at);
+        next = placesAt(args, split, min(at + stride, last));
+        loadKeys(args, split, places, j, k);
+        loadValues(args, split, places, j, v);
     }
 #if PREPARES
     HeadSource source = headSource(args, split, wave);
@@ -117,9 +145,8 @@ EARLY_KERNEL(attention, Arguments)
     for (; at < split.end; at += stride)
     {
         // Prefetch the next keys and values while these are used.
-        uint next = min(at + stride, (split.end - 1) / AT_ONCE * AT_ONCE);
-        loadKeys(args, split, next_block, next, j, k_next);
-        loadValues(args, split, next_block, next, j, v_next);
+        loadKeys(args, split, next, j, k_next);
+        loadValues(args, split, next, j, v_next);
 #if PREPARES
         UNROLL for (uint u = 0; u < AT_ONCE; u++)
         {
@@ -130,8 +157,7 @@ EARLY_KERNEL(attention, Arguments)
                 v[u][c] = own_chunks[OWN_VALUE + min(c * LANES + j, HEAD_DIM_V / 8 - 1)];
         }
 #endif
-        block = next_block;
-        next_block = split.blockAt(args, min(next + stride, split.end - 1));
+        next = placesAt(args, split, min(at + 2 * stride, last));
         float score[EACH][AT_ONCE];
         UNROLL for (uint u = 0; u < AT_ONCE; u++)
         {

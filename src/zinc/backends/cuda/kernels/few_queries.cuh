@@ -9,6 +9,7 @@
 //             value in the cache. No other workgroup of this step reads them there. The last
 //             workgroup to end merges the splits of its heads (merge_splits.cuh), or a cluster of
 //             workgroups does (merge_cluster.cuh).
+//   SELECTED  a token sees the positions in its row of `selected` only, of which a split has some
 //   ONE_TOKEN with PREPARES the step has one token, else one of each sequence
 
 #include "arguments.h"
@@ -22,9 +23,14 @@
 #ifndef ONE_TOKEN
 #define ONE_TOKEN 0
 #endif
+#ifndef SELECTED
+#define SELECTED 0
+#endif
 
 #if PREPARES
 using Arguments = DecodeAttentionArguments;
+#elif SELECTED
+using Arguments = SelectedAttentionArguments;
 #else
 using Arguments = AttentionArguments;
 #endif
@@ -50,7 +56,10 @@ struct KeySplit
     uint first_head, n_heads;
     uint kv_head, part; // which EACH of the heads of the KV head
     uint position, first; // of the token, and of the first key that it sees
-    uint begin, end; // positions of the split's keys
+    uint begin, end; // positions of the split's keys, with SELECTED their indices in the selection
+#if SELECTED
+    const float* selected; // positions
+#endif
     int* blocks; // the sequence's block table
     uint8_t* keys; // of the KV head, in block 0
     uint8_t* values;
@@ -125,6 +134,10 @@ struct KeySplit
         if (args.bidirectional != 0 && args.is_one_token == 0)
             last = positionOf(args.step, args.step->seq_start[sequence + 1] - 1);
         if (args.bidirectional != 0 && args.window > 0) last = min(last, position + args.window - 1);
+#endif
+#if SELECTED
+        selected = (const float*)rowAt(args.selected, token, args.selected_stride);
+        last = min(last, args.n_selected - 1);
 #endif
         end = last + 1;
         if (args.splits == 1) return;

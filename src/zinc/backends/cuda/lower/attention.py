@@ -16,7 +16,14 @@ from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import AttentionMmaArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
-from zinc.gpu.lower.attention import attend, merge, partial_bytes, stored, visible_keys
+from zinc.gpu.lower.attention import (
+    attend,
+    merge,
+    partial_bytes,
+    selection,
+    stored,
+    visible_keys,
+)
 from zinc.gpu.lower.operands import (
     alibi,
     ceil_div,
@@ -93,7 +100,8 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
         tile = choose_tile(state, n_heads, at, bucket)
     if tile is None and max(state.head_dim, state.head_dim_v) > MAX_DIM:
         tile = wide_tile(state, n_heads, at, bucket, stores_blocks=bool(is_q8(y)))
-    if tile is None or at.features.batch_invariant:
+    sees_all = selection(launch, at, bucket) is None
+    if tile is None or not sees_all or at.features.batch_invariant:
         return attend(launch, at, bucket, y_at)
     values, value_block = values_of(state, cache)
     splits = tile.splits

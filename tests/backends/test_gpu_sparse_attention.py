@@ -1,0 +1,158 @@
+"""Selection of positions and attention to them on GPUs: CUDA kernels run on the emulator.
+
+The op cases have few positions, one float16 cache and scores that fit into memory at once.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_emulator import emulated
+from ops.running import run
+from present import computing
+
+from zinc.backends import api
+from zinc.backends.api import Backend, CacheLayout, TensorData
+from zinc.gpu.lower import select_keys
+from zinc.ops.cases import Case
+from zinc.ops.step import Step
+from zinc.ops.values import KVState
+from zinc.plan.planner import make_plan
+from zinc.quant.blocks import GGMLType
+
+DEVICES = [
+    pytest.param(
+        "emulated",
+        marks=[
+            pytest.mark.skipif(emulated.COMPILER is None, reason="there is no g++"),
+            pytest.mark.every,
+        ],
+    ),
+    *[name for name in computing() if name == "vulkan"],
+]
+TOKENS, TOP_K, BLOCK_TOKENS = 60, 30, 16
+TOLERANCE = {"f16": 1e-3, "q8_0": 1.5e-2}
+STATES = {
+    "latent": (5, KVState("kv", 1, 96, 64, v_from_k=True)),
+    "wide": (2, KVState("kv", 1, 576, 512, v_from_k=True)),
+    "grouped": (3, KVState("kv", 2, 64, 32)),
+}
+
+
+def device(name: str, **options: Any) -> Backend:
+    if name == "emulated":
+        return emulated.backend(**options)
+    return api.create(name, options={key: str(x).lower() for key, x in options.items()})
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("name", DEVICES)
+def test_equal_scores_of_many_positions_are_selected_in_order(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores are small whole numbers. Each thread has several of them, as in a long context."""
+    monkeypatch.setattr(select_keys, "SELECT_THREADS", 64)
+    case = Case("long", 2, cached=900)
+    case.returns(case.selection(5, 16, 300))
+    np.testing.assert_array_equal(run(device(name), case), run(api.create("ref"), case))
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_tokens_are_scored_in_several_dispatches(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case("many", 70, sequences=(40, 1, 29))
+    case.returns(case.selection(7, 40, 16))
+    want = run(api.create("ref"), case)
+    monkeypatch.setattr(select_keys, "SCORE_BYTES", 4 * 256 * 9)  # of nine tokens
+    np.testing.assert_array_equal(run(device(name), case), want)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_the_first_of_equal_and_infinite_scores_are_selected(name: str) -> None:
+    """A score is -infinity or 0, which is the product of a negative weight and 0."""
+    dim, n = 32, 40
+    case = Case("infinite", n)
+    q, keys = np.zeros((2, n, dim), np.float32)
+    q[:, 0], keys[:, 0] = np.inf, np.where(np.arange(n) % 4 == 1, -1, 1)
+    g, state = case.graph, KVState("index", 1, dim, dim, v_from_k=True)
+    g.kv_store(g.embed(case.given(keys)), None, state)
+    weights = g.embed(case.given(np.full((n, 1), -1, np.float32)))
+    case.returns(g.select_keys(g.embed(case.given(q)), weights, state, top_k=12))
+    np.testing.assert_array_equal(run(device(name), case), run(api.create("ref"), case))
+
+
+@cache
+def case_of(name: str) -> Case:
+    """Return a case in which each token sees random positions."""
+    (rep, state), case = STATES[name], Case("selected", TOKENS)
+    keys = np.full((TOKENS, TOP_K), -1, np.float32)
+    for token in range(TOKENS):
+        seen = min(TOP_K, token + 1)
+        keys[token, :seen] = np.sort(case.rng.choice(token + 1, seen, replace=False))
+    n_heads = rep * state.n_heads
+    q, k = case.rows(n_heads * state.head_dim), case.rows(state.n_heads * state.head_dim)
+    v = None if state.v_from_k else case.rows(state.n_heads * state.head_dim_v)
+    g = case.graph
+    g.kv_store(k, v, state)
+    selected = g.embed(case.given(keys))
+    return case.returns(g.attention(q, state, scale=state.head_dim**-0.5, keys=selected))
+
+
+def run_in_steps(
+    backend: Backend, name: str, dtype: str, sizes: tuple[int, ...] = (TOKENS,)
+) -> np.ndarray:
+    """Return the rows of all tokens, which run in steps of these sizes."""
+    case = case_of(name)
+    plan = make_plan(case.graph, backend, max_tokens=TOKENS, max_outputs=TOKENS)
+    for w in plan.weights:
+        backend.upload(w, TensorData(GGMLType.F32, w.shape, case.data(w)))
+    n_blocks = -(-TOKENS // BLOCK_TOKENS)
+    layout = CacheLayout(BLOCK_TOKENS, (n_blocks,), kv_dtype=dtype)
+    program = backend.prepare(plan, backend.allocate(plan.states, layout))
+    ends = np.cumsum(sizes)
+    found = []
+    for n, end in zip(sizes, ends, strict=True):
+        every = np.arange(end - n, end, dtype=np.int32)
+        step = Step(
+            ids=every,
+            positions=every,
+            sequence=np.zeros(n, np.int32),
+            output_rows=np.arange(n, dtype=np.int32),
+            seq_start=np.array([0, n], np.int32),
+            state_slot=np.zeros(1, np.int32),
+            tables=(np.arange(n_blocks, dtype=np.int32)[None, ::-1].copy(),),
+        )
+        found.append(np.array(program.step(step)))
+    return np.concatenate(found)
+
+
+@cache
+def reference(name: str) -> np.ndarray:
+    return run_in_steps(api.create("ref"), name, "f16")
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", DEVICES)
+def test_attention_to_selected_positions(name: str, state: str, dtype: str) -> None:
+    """A prompt, then few tokens at once and single tokens, whose selections may be split."""
+    sizes = (TOKENS - 17, 13, 1, 1, 1, 1)
+    got, want = run_in_steps(device(name), state, dtype, sizes), reference(state)
+    errors = np.linalg.norm(got - want, axis=1) / np.linalg.norm(want, axis=1)
+    assert np.median(errors) <= TOLERANCE[dtype]
+    assert errors.max() <= 2 * TOLERANCE[dtype]
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", DEVICES)
+def test_the_batch_invariant_mode_gives_the_same_bits_in_every_step(name: str, state: str) -> None:
+    backend = device(name, batch_invariant=True)
+    whole = run_in_steps(backend, state, "f16")
+    parts = run_in_steps(backend, state, "f16", (TOKENS - 17, 13, 1, 1, 1, 1))
+    np.testing.assert_array_equal(parts, whole)
