@@ -7,8 +7,9 @@
 each router; all have the same memory for the prefix cache together. The replicas of `random+memory`
 and `random+folder` share prefixes. The texts must be equal. `lost` kills a replica again and again
 under load, and `update` replaces all replicas under load. Requests must end with the whole answer
-or, when replicas are killed, with an error that can be retried. The last line of output is one JSON
-object. Exit status 1 if a text differs or a request hangs.
+or, when replicas are killed, with an error that can be retried. `expected` calculates the hit rates
+of one server and of random routing for the conversations of `hits`, and needs no Ray. The last line
+of output is one JSON object. Exit status 1 if a text differs or a request hangs.
 """
 
 from __future__ import annotations
@@ -23,17 +24,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import zinc
 from zinc.core.processor import cpu_model
+from zinc.engine.cache_layout import BLOCK_TOKENS
+from zinc.engine.load.files import resolve_model
+from zinc.llm import LLM
 
 WORDS = [
     "river", "stone", "harbour", "evening", "letter", "garden", "window", "winter", "captain",
@@ -47,6 +52,7 @@ SYSTEM_WORDS, TURN_WORDS, ANSWER_TOKENS = 30, 40, 8
 MAX_REFUSED = 5
 PATIENCE_S = 180.0
 START_S = 120.0
+SEEDS = 3  # of calculated hit rates
 PROCESSES = {  # by their titles
     "proxy": "ray::ProxyActor",
     "front": "ray::ServeReplica:zinc:front",
@@ -360,12 +366,83 @@ def update(args: argparse.Namespace) -> dict[str, Any]:
         stop(args)
 
 
+def expected(args: argparse.Namespace) -> dict[str, Any]:
+    """Return hit rates that one server, and random routing, are expected to have.
+
+    Turns are taken in a random order, as in `hits`, but one at a time. Caches keep the most
+    recently used tokens.
+    """
+    path = resolve_model(args.model[0] if args.model else None)
+    with LLM(path, context=CONTEXT) as llm:
+        room = kv_tokens(llm)
+        prompts = [prompt_tokens(llm, i, args) for i in range(args.conversations)]
+    with LLM(path, context=CONTEXT // args.replicas) as llm:
+        share = kv_tokens(llm)
+    single = statistics.mean(cached_share(prompts, args, 1, room, seed) for seed in range(SEEDS))
+    found: dict[str, Any] = {"single": {"kv_tokens": room, "hit_rate": single}}
+    for name, kept in (("random", share), ("random, a server's memory each", room)):
+        rates = [cached_share(prompts, args, args.replicas, kept, seed) for seed in range(SEEDS)]
+        rate = statistics.mean(rates)
+        found[name] = {"kv_tokens": kept, "hit_rate": rate, "of_single": rate / single}
+    return found
+
+
+def kv_tokens(llm: LLM) -> int:
+    """Return the tokens of the KV cache of a model."""
+    n_blocks: int = max(each.n_blocks for each in llm.engine.allocators)
+    return n_blocks * BLOCK_TOKENS
+
+
+def prompt_tokens(llm: LLM, number: int, args: argparse.Namespace) -> list[list[int]]:
+    """Return the tokens of each prompt of a conversation, with answers of random words."""
+    conversation, found = Conversation(number, args.systems), []
+    for turn in range(args.turns):
+        conversation.ask()
+        found.append(llm.render(conversation.messages))
+        conversation.take(words(ANSWER_TOKENS - 2, f"answer {number} {turn}"))
+    return found
+
+
+def cached_share(
+    prompts: list[list[list[int]]], args: argparse.Namespace, replicas: int, room: int, seed: int
+) -> float:
+    """Return the share of prompt tokens in caches of `room` tokens, at random replicas."""
+    rng = random.Random(seed)
+    caches: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(replicas)]
+    left = [args.turns] * len(prompts)
+    n_cached = n_tokens = 0
+    while any(left):
+        number = rng.choice([i for i, n in enumerate(left) if n][: args.open])
+        turn = args.turns - left[number]
+        left[number] -= 1
+        tokens = prompts[number][turn]
+        cache = rng.choice(caches)
+        missing = (i for i, p in enumerate(prefixes(tokens[:-1])) if p not in cache)
+        n_cached += next(missing, len(tokens) - 1)
+        n_tokens += len(tokens)
+        # The next prompt begins with this one and its answer, whose last token is not computed.
+        kept = prompts[number][min(turn + 1, args.turns - 1)][: len(tokens) + ANSWER_TOKENS - 1]
+        for prefix in reversed(prefixes(kept)):  # the end of a prompt is dropped first
+            cache[prefix] = None
+            cache.move_to_end(prefix)
+        while len(cache) > room:
+            cache.popitem(last=False)
+    return n_cached / n_tokens
+
+
+def prefixes(tokens: list[int]) -> list[int]:
+    """Return a digest of each prefix of `tokens`, the shortest first."""
+    return list(accumulate(tokens, lambda prefix, token: hash((prefix, token)), initial=0))[1:]
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {"lost": lost, "update": update}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--parts", nargs="+", default=["hits", *PARTS], choices=["hits", *PARTS])
+    parser.add_argument(
+        "--parts", nargs="+", default=["hits", *PARTS], choices=["hits", "expected", *PARTS]
+    )
     routers = ["single", "prefix", "load", "random"]
     shared = [f"{name}+{where}" for name in routers[1:] for where in ("memory", "folder")]
     parser.add_argument("--routers", nargs="+", default=routers, choices=routers + shared)
@@ -401,6 +478,8 @@ def main() -> int:
         for run in runs.values():
             run["of_single"] = run["hit_rate"] / runs["single"]["hit_rate"]
         found["hits"] = runs
+    if "expected" in args.parts:
+        found["expected"] = expected(args)
     for part, measure in PARTS.items():
         if part in args.parts:
             found[part] = measure(args)
