@@ -76,7 +76,7 @@ log = logging.getLogger("zinc.loading")
 
 
 class LLM:
-    """A model ready to run.
+    """A loaded model that generates, chats, embeds and ranks.
 
     model: path of a GGUF file or a Modelfile, or a name such as "qwen3:8b" or "org/repo:Q4_K_M"
         whose file is on this machine (docs/models.md); None is the embedded demo model.
@@ -93,21 +93,22 @@ class LLM:
         the CPU, f16 elsewhere.
     batch_tokens: the most tokens of a step (default: 512, or as many as several GPUs need to work
         at the same time, see docs/placement.md).
-    prefix_cache: keep the KV cache of prompts for other prompts that begin alike, in at most
-        `cache_bytes` (default: all of the cache that is not in use).
+    prefix_cache: reuse the KV cache of earlier prompts for prompts with the same prefix.
+    cache_bytes: limit of the prefix cache (default: all cache memory that running requests leave
+        free).
     cache_dir: folder that keeps the prefix cache over restarts. It is written while requests run.
         It contains the text of prompts, and only its owner can read it.
-    swap_bytes: host memory for copies of preempted requests (default: a share of the free memory).
-        Requests that do not fit are run again.
-    speculate: where drafts that steps verify come from: "suffix", "mtp", "draft", "off", or "auto":
-        every source, where that changes no token of an answer (docs/speculation.md).
+    swap_bytes: host memory to which preempted requests are swapped (default: a share of the free
+        memory). Requests that do not fit are recomputed.
+    speculate: source of drafts for speculative decoding: "suffix", "mtp", "draft", "off", or
+        "auto": every source, where that changes no token of an answer (docs/speculation.md).
     draft: a smaller model with the same vocabulary, which drafts tokens.
     lora: GGUF files of LoRA adapters: one path, several, or a dict with the scale of each
         (docs/lora.md). A request that names no adapters uses all of them with these scales.
-    pooling: how `embed` turns the rows of a text into one (default: the file's, or "mean").
+    pooling: how `embed` pools the hidden states of a text (default: as the file says, or "mean").
     chat_template: Jinja source that replaces the file's template.
     options: further options of the backend, see `zinc.backends.api.create`.
-    progress: called with the bytes loaded and the bytes in all.
+    progress: called with the number of bytes loaded and the total.
 
     Thread-safe: requests of several threads run in the same steps. After `close`, methods raise
     RequestError. Raises a `ZincError` if the file is damaged or unsupported, or memory is short.

@@ -1,4 +1,4 @@
-"""The use that a request makes of the LoRA adapters beside a model."""
+"""The LoRA adapters that a request uses, and their scales."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_SCALE = 1e4
 
 @dataclass(frozen=True, slots=True)
 class AdapterUse:
-    """The scale of each loaded adapter, in their order; at least one is not 0.
+    """Scales of the loaded adapters for one request, in their order; at least one is not 0.
 
     key: differs between uses that change the model in different ways, and is the same for the same
     files and scales in any process. Cached keys and values belong to one key.

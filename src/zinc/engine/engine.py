@@ -43,17 +43,18 @@ PROMPT_TOKENS_BESIDE_STREAMS = 128
 class Engine:
     """Inference engine of one model. Not thread-safe: see `zinc.engine.worker`.
 
-    context: the most tokens of prompt and answer together. prefix_cache: keep the cache of prompts
-    for other requests that begin alike, in at most `cache_bytes` (None: all that is not in use).
-    swap_bytes: host memory for copies of preempted sequences; a sequence that does not fit, or
-    takes longer to copy than to run, is run again. max_waiting: requests that may wait (None: no
-    limit). extended: the program of sequences longer than `plain_context` tokens; a sequence that
-    outgrows it is run again, because its cached keys are rotated with the plain frequencies.
-    adapted: the programs of steps that use adapters, for plain and for longer sequences.
-    prepare: returns the program for readouts of a kind, on the same cache. speculation: makes
-    drafts that steps verify; a recurrent model needs states that can be set back. states: those of
-    all programs on the cache, if `program` does not use them all. kind: what requests may ask of
-    the model. encoder: `program` yields hidden rows, and only if a step has all tokens of a text.
+    context: the most tokens of prompt and answer together. prefix_cache: reuse cached prefixes of
+    earlier requests. cache_bytes: limit of the prefix cache (None: all cache memory that running
+    sequences leave free). swap_bytes: host memory to which preempted sequences are swapped; a
+    sequence that does not fit, or takes longer to swap than to recompute, is recomputed.
+    max_waiting: requests that may wait (None: no limit). extended: the program of sequences longer
+    than `plain_context` tokens; a sequence that outgrows it is recomputed, because its cached keys
+    are rotated with the plain frequencies. adapted: the programs of steps that use adapters, for
+    plain and for longer sequences. prepare: returns the program for readouts of a kind, on the same
+    cache. speculation: makes drafts that steps verify; the states of a recurrent model must support
+    rollback. states: those of all programs on the cache, if `program` does not use them all. kind:
+    what requests may ask of the model. encoder: `program` yields hidden rows, and only if a step
+    has all tokens of a text.
     """
 
     def __init__(
@@ -312,15 +313,15 @@ class Engine:
             self._fail(s, error)
 
     def _extend(self, s: Sequence) -> None:
-        """Run a sequence that outgrew the plain context again, with scaled RoPE frequencies."""
+        """Recompute a sequence that outgrew the plain context, with scaled RoPE frequencies."""
         self.holdings.put_back(s)
         s.extended = True
         self.holdings.begin_again(s)
 
     def _shift(self, s: Sequence) -> None:
-        """Run a sequence that outgrew the context again: its beginning, and half of the rest.
+        """Recompute a sequence that outgrew the context, from its beginning and half of the rest.
 
-        So positions never exceed the trained range, in layers of any kind.
+        Positions then never exceed the trained range, in layers of any kind.
         """
         n_kept = s.request.params.context_shift
         assert n_kept is not None
@@ -347,7 +348,7 @@ class Engine:
         return self._land(flight)
 
     def _land(self, flight: Flight) -> list[Sequence]:
-        """Queue the step after `flight`, then give out the tokens of `flight`."""
+        """Queue the step after `flight`, then hand the tokens of `flight` to their sequences."""
         self._flight = self._follow(flight)
         return self._give_out(flight)
 
@@ -405,7 +406,7 @@ class Engine:
             return None
 
     def _is_foreseeable(self, s: Sequence) -> bool:
-        """Return whether any next token that does not end it leads to the same kind of step."""
+        """Return whether the step after the next token is known now, unless that token ends `s`."""
         n_tokens = len(s.ids) + 1
         fits = n_tokens <= self.longest and (s.extended or n_tokens <= self.plain_context)
         return fits and s.request.constraint is None and s.thinking is None

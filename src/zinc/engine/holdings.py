@@ -89,7 +89,7 @@ class Holdings:
     # -- before a step --------------------------------------------------------------------------
 
     def demand(self, s: Sequence, tight: bool) -> Demand:
-        """Return what a sequence asks of the scheduler. tight: whether preemption is possible."""
+        """Return the tokens and blocks that a sequence needs. tight: preemption is possible."""
         pool, swapped = self.pool, s.cache.swapped
         most = pool.max_blocks(len(s.ids))
         pins: tuple[int, ...] = ()
@@ -188,7 +188,7 @@ class Holdings:
             pool.commit(holding, s.key_to(end // pool.block_tokens * pool.block_tokens))
 
     def preempt(self, s: Sequence, n_bytes_copied: int) -> None:
-        """Take the cache away from a running sequence, and copy it to host memory if that pays.
+        """Preempt a running sequence; swap its cache to host memory if recomputing is slower.
 
         n_bytes_copied: host memory that copies of other sequences take. Raises the error of the
         device if copying fails, and leaves the sequence unchanged then.
@@ -208,7 +208,7 @@ class Holdings:
         s.n_preempted += 1
 
     def put_back(self, s: Sequence, keep: bool = True) -> None:
-        """Have a sequence wait again. keep: leave its tokens in the prefix cache."""
+        """Move a sequence back to the queue. keep: leave its tokens in the prefix cache."""
         self.release(s, keep)
         s.n_run = 0
         if s.request.readout is not None and s.is_read:

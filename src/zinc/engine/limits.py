@@ -29,7 +29,7 @@ def check_generates(kind: ModelKind) -> None:
 
 
 def check_embeds(kind: ModelKind) -> None:
-    """Raise UnsupportedError if embeddings of models of this kind mean nothing."""
+    """Raise UnsupportedError if models of this kind make no meaningful embeddings."""
     if kind is ModelKind.RERANKER:
         raise UnsupportedError(
             "this model makes no embeddings",

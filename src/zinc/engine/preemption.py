@@ -1,8 +1,8 @@
-"""The cost of preempting a sequence: copying its cache out and in, or running it again.
+"""The cost of preempting a sequence: swapping its cache out and in, or recomputing it.
 
-Copying costs time per byte, running again costs time per token. Both rates are measured while the
-engine runs, and the cheaper way is taken as long as host memory has room for the copies. Long
-sequences of small models are copied; short ones with a large recurrent state are run again.
+Swapping costs time per byte, recomputing costs time per token. Both rates are measured while the
+engine runs, and the faster way is taken as long as host memory has room for the copies. Long
+sequences of small models are swapped; short ones with a large recurrent state are recomputed.
 """
 
 from __future__ import annotations

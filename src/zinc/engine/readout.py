@@ -46,7 +46,7 @@ class Readout(Protocol):
 
 
 class Pooling(StrEnum):
-    """How the rows of a text become one: their mean, the first or the last; NONE keeps them all."""
+    """Pooling of the rows of a text: their mean, the first or the last; NONE keeps them all."""
 
     MEAN = "mean"
     CLS = "cls"

@@ -2,9 +2,9 @@
 
 It is a pure function. Streams (sequences with one pending token) come first; while there are any,
 prompts share a smaller part of the step, so a stream stalls by at most one chunk of a long prompt.
-Prompt tokens are divided equally among clients, and within a client first come, first served. A
-sequence gets cache blocks as it grows. If none are left, the sequence of lowest priority that came
-last is preempted: it loses its blocks and runs again later. A prompt is admitted when there is
+Prompt tokens are divided equally among clients; prompts of one client run first come, first served.
+A sequence gets cache blocks as it grows. If none are left, the sequence of lowest priority that
+came last is preempted: it loses its blocks and is resumed later. A prompt is admitted when there is
 memory for all of it and for the running sequences to continue.
 
 Texts of an encoder cannot be divided into steps. They run whole, first come, first served.

@@ -28,7 +28,7 @@ FILE_NAME = "bandwidth.json"
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Bytes that a device reads a second, and the date of the measurement as YYYY-MM-DD."""
+    """Read bandwidth of a device, and the date of its measurement as YYYY-MM-DD."""
 
     bytes_per_s: float
     measured: str

@@ -62,9 +62,9 @@ class OpenModel:
     """A model file with its graphs.
 
     The first graph runs sequences up to the plain context of `spec`, the second, if there is one,
-    longer sequences. draft_graphs: those of the model's NextN blocks, in their order, for the same
-    sequences; () if they are not loaded. draft_tokens: the token of each of their logits; () if
-    they are those of the vocabulary. adapters: LoRA adapters beside the weights.
+    longer sequences. draft_graphs: graphs of the model's NextN blocks, in their order, for the same
+    sequences; () if they are not loaded. draft_tokens: the token ids of their logits, in order; ()
+    if there are logits for the whole vocabulary. adapters: LoRA adapters beside the weights.
     """
 
     file: GGUFFile

@@ -103,9 +103,9 @@ def with_larger_steps(
 ) -> LoadOptions:
     """Return `options` with steps of several micro-batches, if these are larger than the default.
 
-    So the devices that have the layers of `model` work at the same time. Options that name the
-    tokens of a step stay, and so does the default if memory is short, or if the devices exchange
-    rows by themselves: these begin a step while others run the one before.
+    The devices that have the layers of `model` then work at the same time. Options that name the
+    tokens of a step are kept. The default is kept if memory is short, or if the devices exchange
+    rows by themselves, because these start a step while others run the previous one.
     """
     if options.batch_tokens or not isinstance(backend, SplitBackend) or backend.is_linked:
         return options
@@ -340,7 +340,7 @@ def _backend(backend: SplitBackend, model: OpenModel) -> SplitBackend:
 
 
 def _plans(model: OpenModel, backend: SplitBackend, options: LoadOptions) -> list[SplitPlan]:
-    """Return the plans of a model, and behind them those of its NextN blocks, if they can draft."""
+    """Return the plans of a model, followed by those of its NextN blocks if they can draft."""
     tokens, outputs = options.step_tokens, options.output_rows
     drafts = itertools.chain(*model.draft_graphs) if backend.capabilities.host_rows else ()
     graphs = (*model.graphs, *drafts)
@@ -356,8 +356,9 @@ def _context(model: OpenModel, options: LoadOptions) -> int:
 def _loads(
     model: OpenModel, plans: Sequence[Plan], options: LoadOptions, kv_dtype: str
 ) -> tuple[list[LayerLoad], set[int]]:
-    """Return the load of each layer, and the layers between users of one cache but for the first.
+    """Return the load of each layer, and the layers that share a cache with the layer before.
 
+    A layer between two users of one cache counts as sharing it.
     The embedding counts with the first layer, the output and NextN blocks with the last. Only the
     first of `plans` counts for the time of a token.
     """
@@ -400,7 +401,7 @@ def _rooms(
     speeds: Sequence[float],
     draft_bytes: DraftBytes,
 ) -> list[DeviceRoom]:
-    """Return the room of each device beside activations; devices that share memory divide it."""
+    """Return the memory left on each device beside activations, divided where devices share it."""
     rooms: list[list[int]] = [[] for _ in speeds]
     groups = memory_groups(backend.split)
     for group, memory in zip(groups, budgets(model.file, plans, backend), strict=True):
@@ -413,7 +414,10 @@ def _rooms(
 
 
 def _speeds(devices: Sequence[Backend]) -> list[float]:
-    """Return the read bandwidth of each device; equal ones if the devices are or it is unknown."""
+    """Return the read bandwidth of each device.
+
+    The bandwidths are equal if the devices are, or if one is unknown.
+    """
     if len({device.describe() for device in devices}) == 1:
         return [1.0] * len(devices)
     from zinc.engine.load.bandwidth import bandwidth_of

@@ -38,7 +38,7 @@ _STATE_SLOTS = 8
 def draft_options(options: LoadOptions, path: Path, backend: Backend) -> LoadOptions:
     """Return the options that load a draft model from `path`, for a model that runs on `backend`.
 
-    options: of that model. Recurrent states can be set back after rejected tokens.
+    options: of that model. Recurrent states can be rolled back after rejected tokens.
     """
     split = backend.split
     device = backend if split is None else split.devices[0]

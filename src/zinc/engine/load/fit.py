@@ -2,7 +2,7 @@
 
 `zinc plan`, `inspect`, `list`, `show` and `pull` print this report; a load uses the same budgets.
 Decode reads every weight once for each token, but only the experts that the router selects. The
-read bandwidth of a device, divided by these bytes, limits its tokens a second.
+read bandwidth of a device, divided by these bytes, is the upper limit of its tokens per second.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class FitReport:
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """The tokens a second that bandwidth allows; None if one of the devices is not measured."""
+        """Upper limit of tokens per second by bandwidth; None if that of a device is unknown."""
         times = []
         for each in self.reads:
             if each.bandwidth is None:

@@ -1,4 +1,4 @@
-"""The time that devices take to add up a row, which limits a model whose tensors are divided."""
+"""Latency of an all-reduce between devices, which limits a model whose tensors are divided."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYOUT = CacheLayout(block_tokens=1, n_blocks=(1,))
 
 
 def all_reduce_seconds(devices: Sequence[Backend], cols: int) -> float:
-    """Return the seconds in which `devices` add up a row of `cols` columns, `cols` even."""
+    """Return the seconds of an all-reduce of a row of `cols` columns, an even number."""
     program, step = summing_program(devices, cols)
     seconds = []
     for _ in range(RUNS):
@@ -33,7 +33,7 @@ def all_reduce_seconds(devices: Sequence[Backend], cols: int) -> float:
 
 
 def summing_program(devices: Sequence[Backend], cols: int) -> tuple[SplitProgram, Step]:
-    """Return a program in which `devices` add up a row SUMS times, and a step to run it with."""
+    """Return a program of SUMS all-reduces of a row on `devices`, and a step to run it with."""
     graph = Graph()
     row = graph.rope_table(Constant("link", (1.0,) * (cols // 2)))  # the one op without weights
     graph.output = graph.select_rows(row)
@@ -46,7 +46,7 @@ def summing_program(devices: Sequence[Backend], cols: int) -> tuple[SplitProgram
 
 
 def _plan(parts: Sequence[Plan]) -> SplitPlan:
-    """Return the plan whose parts make a row, and add up their rows again and again."""
+    """Return the plan in which each device makes a row, followed by SUMS all-reduces of it."""
     rows = [next(x.outputs[0] for x in part.launches if x.kernel == "rope_table") for part in parts]
     terms = tuple(Term(device, row, row) for device, row in enumerate(rows))
     return SplitPlan(

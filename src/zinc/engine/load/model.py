@@ -231,9 +231,9 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Preparer:
-    """Factory of the programs that only some requests need, on the cache of the others.
+    """Factory of the programs that only some requests need, on the cache of all programs.
 
-    programs: those of answers, without adapters and with them.
+    programs: the programs that answer requests, without adapters and with them.
     """
 
     planned: PlannedModel

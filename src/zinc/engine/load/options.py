@@ -37,7 +37,7 @@ class LoadOptions:
     this many sequences of `context` tokens, in which every layer keeps every position (default: as
     many as fit). swap_bytes: None takes a share of the free host memory. speculate: as in
     `zinc.engine.load.speculation.MODES`. draft: file of a draft model. rollback: rows by which a
-    sequence can be set back, up to 16; 0 keeps only the last position of recurrent states, which
+    sequence can be rolled back, up to 16; 0 keeps only the last position of recurrent states, which
     take twice the memory otherwise. nextn: load the model's NextN block too. `plan_model` sets both
     where drafts need them.
     nextn_tokens: draft about this many frequent tokens only, which makes a draft faster; 0 for all.

@@ -302,9 +302,9 @@ def encoder_options(spec: ModelSpec, options: LoadOptions) -> LoadOptions:
 
 
 def _with_drafts(model: OpenModel, options: LoadOptions) -> OpenModel:
-    """Return the model as it takes memory with the drafts that `options` demand.
+    """Return the model with everything that takes memory for the drafts that `options` demand.
 
-    It has its NextN block and recurrent states that can be set back, if the drafts need these.
+    This is its NextN block, and recurrent states that can be rolled back, if the drafts need these.
     """
     if not demands_drafts(options):
         return model
@@ -315,7 +315,7 @@ def _with_drafts(model: OpenModel, options: LoadOptions) -> OpenModel:
 
 
 def _draft_bytes(options: LoadOptions) -> DraftBytes:
-    """Return the function that says how many bytes a draft model takes, if `options` demand one."""
+    """Return the function that computes the bytes of a draft model, if `options` demand one."""
     path = options.draft
     if path is None or not demands_drafts(options):
         return no_draft
@@ -347,7 +347,7 @@ def _select(model: OpenModel, options: LoadOptions, draft_bytes: DraftBytes) -> 
 
 
 def _has_room(planned: PlannedModel, part: str) -> bool:
-    """Return whether a model fits in memory with `part`, which it can do without."""
+    """Return whether a model fits in memory with the optional `part`."""
     try:
         planned.cache_size()
     except MemoryLimitError as error:

@@ -46,10 +46,10 @@ _MARKER = re.compile(r"<[|｜][^|｜<>\n]+[|｜]>|<(?:start|end)_of_turn>|\[/?IN
 class ModelSettings:
     """Settings of a model.
 
-    context: tokens; None is the default. system: the system prompt of conversations that bring
-    none. messages: the beginning of every conversation. sampling: arguments of `SamplingParams` for
-    requests that do not give them. notes: a sentence for each setting that has no effect. lora:
-    files of LoRA adapters, unless a load names others.
+    context: tokens; None is the default. system: the system prompt of conversations without one
+    of their own. messages: the beginning of every conversation. sampling: arguments of
+    `SamplingParams` for requests that do not give them. notes: a sentence for each setting that has
+    no effect. lora: files of LoRA adapters, unless a load names others.
     """
 
     context: int | None = None

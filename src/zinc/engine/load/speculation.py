@@ -33,7 +33,7 @@ log = logging.getLogger("zinc.loading")
 
 
 def check_mode(options: LoadOptions) -> None:
-    """Raise RequestError if there is no such speculation, or it does not suit the draft model."""
+    """Raise RequestError if `options.speculate` is no mode, or does not suit the draft model."""
     mode = options.speculate
     if mode not in MODES:
         raise RequestError(f"there is no speculation {mode!r}", "", f"choose {', '.join(MODES)}")
@@ -48,7 +48,7 @@ def check_mode(options: LoadOptions) -> None:
 def check_drafts(options: LoadOptions, backend: Backend) -> None:
     """Raise UnsupportedError if drafts of a draft model may change answers on `backend`.
 
-    The speculation "draft" accepts that.
+    The mode "draft" accepts that.
     """
     if options.draft is not None and options.speculate == "auto" and not _keeps_tokens(backend):
         raise UnsupportedError(
@@ -119,7 +119,7 @@ def needs_nextn(mode: str, model: OpenModel, backend: Backend) -> bool:
 
 
 def needs_rollback(options: LoadOptions, graph: Graph, backend: Backend) -> bool:
-    """Return whether the recurrent states of `graph` must be such that they can be set back.
+    """Return whether the recurrent states of `graph` must support rollback.
 
     Raises UnsupportedError if `options` ask for drafts that `backend` cannot verify.
     """
@@ -131,7 +131,7 @@ def needs_rollback(options: LoadOptions, graph: Graph, backend: Backend) -> bool
     if mode != "off" and not backend.capabilities.rollback:
         raise UnsupportedError(
             f"the backend {backend.name} cannot verify drafts of this model",
-            "it cannot set the states of recurrent layers back",
+            "it cannot roll back the states of recurrent layers",
             "leave {speculate} and {draft} out, or choose another backend with {backend}",
         )
     return mode != "off"

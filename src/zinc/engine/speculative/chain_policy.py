@@ -1,4 +1,4 @@
-"""How many tokens a drafter of chains drafts, before it runs."""
+"""The length of chains: how many tokens a NextN block or a draft model drafts for a step."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ChainPolicy:
     def depth(self, n_streams: int, n_rows: int) -> int:
         """Return how many tokens to draft for each of `n_streams` sequences that get chains.
 
-        n_rows: rows of the step without drafts. It is 0 if no token pays, and now and then 1, to
+        n_rows: rows of the step without drafts. Returns 0 if no token pays, but 1 now and then, to
         measure again.
         """
         best, _ = self._best_depth(n_streams, n_rows)
@@ -83,7 +83,7 @@ class ChainPolicy:
         self._n_idle += 1
 
     def _best_depth(self, n_streams: int, n_rows: int) -> tuple[int, float]:
-        """Return the fastest number of tokens, and its speed relative to a step without drafts."""
+        """Return the fastest length of a chain, and its speed relative to a step without drafts."""
         best, best_gain = 0, LEAST_GAIN
         for k in range(1, len(self._rates) + 1):
             took = self._times.ratio(n_rows + k * n_streams) + k * self._step_ratio.value
@@ -97,7 +97,10 @@ class ChainPolicy:
         return expected_tokens(self._rates[:depth])
 
     def record(self, depth: int, accepted: bool) -> None:
-        """Record the fate of the token after `depth` others of a chain, all of them accepted."""
+        """Record whether the token after the first `depth` tokens of a chain was accepted.
+
+        Those tokens were accepted.
+        """
         self._rates[depth] += _WEIGHT * (accepted - self._rates[depth])
 
     def took(self, seconds: float, n_steps: int) -> float:

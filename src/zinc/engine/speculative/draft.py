@@ -1,8 +1,8 @@
 """Drafts: tokens that a sequence may continue with.
 
 A drafter guesses the next tokens of a sequence without running the model. A step then runs the
-guessed tokens behind the last known one, and the sampler accepts the first of them for as long as
-they equal the tokens that it draws.
+drafted tokens behind the last known one, and accepts them up to the first that differs from the
+token that the sampler draws.
 """
 
 from __future__ import annotations

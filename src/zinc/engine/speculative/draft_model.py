@@ -9,8 +9,8 @@ that it drafts one at a time:
     text then     t0 t1 t2 t3 t4    d5    x6        d6 was rejected
     first step                            x6 -> d7
 
-Rejected tokens need no cleaning up: the sequence is set back to the position after the last token
-that is part of the text. What this model computes changes acceptance and never an answer.
+Rejected tokens need no cleaning up: the sequence is rolled back to the position after the last
+token that is part of the text. What this model computes changes acceptance and never an answer.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ModelDrafter:
 
     programs: of the draft model, for sequences up to its `plain_context`, and for longer ones if
     there are any, up to `context` tokens. pool: their cache. rollback: rows by which its recurrent
-    states can be set back, if it has any. n_vocab: tokens of the model whose tokens it drafts. A
+    states can be rolled back, if it has any. n_vocab: tokens of the model whose tokens it drafts. A
     sequence for which the cache has no room gets no drafts until another one ends.
     """
 
@@ -172,7 +172,7 @@ class ModelDrafter:
         return [text for text in map(self._text, running) if text is not None]
 
     def _text(self, s: Sequence) -> _Text | None:
-        """Return the text of a sequence, set back to what both have.
+        """Return the text of a sequence, rolled back to the tokens that both have in common.
 
         None if the sequence is too long, or there is no memory for it.
         """

@@ -53,8 +53,8 @@ class Drafting:
     def is_likely(self, flight: Flight) -> bool:
         """Return whether the step after `flight` is likely to have drafts, or this one has.
 
-        Such a step cannot be queued before the tokens of `flight` are known. Nor is one queued
-        behind a prompt whose hidden rows are to be read: they are too many to be copied with it.
+        Such a step cannot be queued before the tokens of `flight` are known. Neither is a step
+        queued behind a prompt whose hidden rows are to be read: they are too many to be copied.
         """
         if flight.drafts or self.speculation.is_likely(flight.complete):
             return True

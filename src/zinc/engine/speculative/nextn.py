@@ -85,7 +85,7 @@ class _Block:
         self.progress: dict[int, _Progress] = {}
 
     def pending(self, s: Sequence) -> int:
-        """Return how many rows of a sequence can run, but that of its last token."""
+        """Return how many rows of a sequence can run, not counting its last token."""
         known = self.progress.get(s.id)
         if known is None or not s.is_running:
             return 0
@@ -149,7 +149,7 @@ class NextNDrafter:
         return self.blocks[0].pending(s)
 
     def catch_up(self, running: Iterable[Sequence]) -> None:
-        """Run the rows whose hidden rows are known, but that of the last token, for the draft."""
+        """Run all rows whose hidden rows are known, except the last, which the draft runs."""
         running = list(running)
         for block in self.blocks:
             self._catch_up(block, running)
@@ -197,7 +197,7 @@ class NextNDrafter:
         return min(most, len(holding.tables[0]) * self._block_tokens - len(s.ids) + 1)
 
     def _catch_up(self, block: _Block, running: Seq[Sequence]) -> None:
-        """Run the rows of one block whose hidden rows are known, but that of the last token."""
+        """Run all rows of one block whose hidden rows are known, except the last."""
         pending = {s: block.pending(s) for s in running}
         while any(pending.values()):
             counts, room = {}, self._most_tokens
@@ -328,5 +328,5 @@ def nextn_chain(drafter: NextNDrafter, times: StepTimes) -> Chain:
 
 
 def _n_storing(plan: Plan) -> int:
-    """Return how many launches it takes to store keys and values, which later ones only read."""
+    """Return the number of launches up to the last one that stores keys and values."""
     return 1 + max(i for i, each in enumerate(plan.launches) if OPS[each.kernel].writes_state)

@@ -2,7 +2,7 @@
 
 A step that verifies k tokens of a draft yields 1 + a_1 + a_1 a_2 + ... tokens, where a_i is the
 probability that token i is accepted if those before it are, and takes the time of k more rows. The
-policy takes the tokens that make the step's rate largest, if that gains at least `LEAST_GAIN`.
+policy chooses the k with the most tokens per second, if the gain is at least `LEAST_GAIN`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Acceptance:
         return [self.rate(probability) for probability in probabilities]
 
     def record(self, probability: float, accepted: bool) -> None:
-        """Record the fate of a token that was drafted with `probability`. Old ones fade."""
+        """Record whether a token drafted with `probability` was accepted. Old records fade."""
         i = _bucket(probability)
         if self._tried[i] > _MEMORY_TOKENS:
             self._tried[i] *= 0.5
@@ -63,11 +63,11 @@ def _bucket(probability: float) -> int:
 class Record:
     """Outcome of the drafts of one sequence.
 
-    expected: sum of the estimated acceptance of all compared tokens. accepted: number of those that
-    were accepted. saved_s: seconds saved by drafts since the last check of the guard, which was at
-    `guarded` tokens of the answer; negative if drafts cost time. off_until: no
-    drafts before the answer has this many tokens. last_draft: tokens of the answer at the last one.
-    rates: acceptance of the tokens of the last draft as the policy estimated it.
+    expected: sum of the estimated acceptance of all compared tokens. accepted: number of compared
+    tokens that were accepted. saved_s: seconds saved by drafts since the last check of the guard,
+    which was at `guarded` tokens of the answer; negative if drafts cost time. off_until: the length
+    of the answer from which on it is drafted again. last_draft: length of the answer at the last
+    draft. rates: estimated acceptance of the tokens of the last draft.
     """
 
     expected: float = 3.0
@@ -81,7 +81,7 @@ class Record:
 
     @property
     def factor(self) -> float:
-        """How much likelier tokens of this sequence are accepted than those of others."""
+        """Acceptance of this sequence's tokens relative to the estimate, at most 1.1."""
         return min(1.1, self.accepted / self.expected)
 
     def reached(self, probability: float, accepted: bool) -> None:
@@ -153,7 +153,7 @@ def _is_due(offer: Offer) -> bool:
 def _best_length(
     rates: Sequence[float], gained: float, rows: int, times: StepTimes
 ) -> tuple[int, float]:
-    """Return the number of tokens with the largest rate of the step, and what they yield."""
+    """Return the draft length with the most tokens per second, and its expected tokens."""
     least = LEAST_GAIN * gained / times.ratio(rows)
     best, best_tokens = 0, 0.0
     tokens, product = 0.0, 1.0

@@ -1,4 +1,4 @@
-"""Speculation for the sequences of one engine: who drafts, how much, and what it was worth."""
+"""Speculative decoding in one engine: which drafter drafts, how many tokens, and what they gain."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from zinc.engine.speculative.tracker import Source
 
 # Rows of a sequence in one step. Longer drafts rarely pay.
 MOST_ROWS = 16
-# The same if the model has recurrent layers: their states are set back by at most as many rows, and
-# take twice the memory then, while 16 rows take up to 2.25 times.
+# The same if the model has recurrent layers: states that can roll back by this many rows take twice
+# the memory, and those for 16 rows up to 2.25 times.
 MOST_RECURRENT_ROWS = 8
 # A step is not queued ahead of a draft that promises this many accepted tokens.
 _LEAST_EXPECTED = 0.5
@@ -109,7 +109,8 @@ class Speculation:
     def landed(self, flight: Flight, seconds: float | None) -> None:
         """Learn from a step that took `seconds`.
 
-        None: another step was queued behind it. Such steps overlap with the work of the host.
+        seconds is None if another step was queued behind this one: such steps overlap with work of
+        the host, so their times say nothing.
         """
         if self._nextn is not None:
             self._take_hidden(self._nextn, flight, is_followed=seconds is None)
@@ -146,7 +147,7 @@ class Speculation:
             self.store.add(s.namespace, s.ids[s.n_prompt :])
 
     def _can_pay(self, n_streams: int, n_rows: int) -> bool:
-        """Return whether a token that is certain to be accepted would be worth its row."""
+        """Return whether a drafted token would pay for its row if it were always accepted."""
         gain = (n_streams + 1) / n_streams
         return gain >= LEAST_GAIN * self.times.ratio(n_rows + 1) / self.times.ratio(n_rows)
 
@@ -172,8 +173,8 @@ class Speculation:
     def _least_match(self) -> int:
         """Return the shortest match that is worth a draft.
 
-        A draft from the only match of one token is accepted least of all. Where such a token does
-        not pay for its row and the search, longer matches are looked for, which is faster.
+        Drafts from a single match of one token have the lowest acceptance. If such a token does not
+        pay for its row and the search, only longer matches are searched for, which is faster.
         """
         rate = self.acceptance[Source.SUFFIX].rate(1 / (1 + PRIOR))
         searched = self._suffix_s.value / self.times.unit_s if self.times.unit_s else 0.0
@@ -191,7 +192,7 @@ class Speculation:
         n_rows: int,
         most: dict[int, int],
     ) -> None:
-        """Put a chain in place of each draft in `found` that promises fewer accepted tokens."""
+        """Replace each draft in `found` for which a chain promises more accepted tokens."""
         depth = chain.policy.depth(n_streams, n_rows)
         promised = chain.policy.expected(depth)
         wanting = [
@@ -209,7 +210,7 @@ class Speculation:
                 found[id] = chain.source, draft
 
     def _accepted(self, source: Source, draft: Draft) -> float:
-        """Return the expected number of accepted tokens, as acceptance was measured."""
+        """Return the expected number of accepted tokens of a draft, by measured acceptance."""
         return expected_tokens(self.acceptance[source].rates(draft.probabilities))
 
     def _take_hidden(self, nextn: NextNDrafter, flight: Flight, *, is_followed: bool) -> None:
@@ -239,7 +240,10 @@ class Speculation:
     # -- learning ---------------------------------------------------------------------------------
 
     def _learn(self, s: Sequence, plain_s: float, extra_s: float) -> None:
-        """Record the fate of a draft, which took `extra_s` beside a step of `plain_s` seconds."""
+        """Record which tokens of a draft were accepted, and its cost.
+
+        plain_s: time of the step without drafts. extra_s: time that the draft added.
+        """
         own = s.drafts
         for i in range(min(own.n_valid + 1, own.n_compared)):
             accepted = i < own.n_valid

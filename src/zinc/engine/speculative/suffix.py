@@ -1,8 +1,8 @@
-"""Drafts from repeated text: the tokens that followed the last ones earlier.
+"""Drafts from repeated text: the tokens that followed earlier occurrences of the text's end.
 
-The longest match between the end of the text and earlier positions is found, and the most frequent
-of the tokens behind these positions is drafted, token by token. A token that followed `count` of
-`total` matches of `length` tokens is taken to be accepted with probability
+The drafter finds the longest match between the end of the text and earlier positions, and drafts
+the most frequent of the tokens behind these positions, token by token. A token that followed
+`count` of `total` matches of `length` tokens is estimated to be accepted with probability
 
     count / (total + PRIOR / length),
 
