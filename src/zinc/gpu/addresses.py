@@ -135,7 +135,7 @@ class ProgramAddresses:
 
 
 class NominalAddresses:
-    """Addresses on a device that need not exist: all operands outside the arena share one.
+    """Placeholder addresses, for which no device is needed; operands outside the arena share one.
 
     Kernels and grids do not depend on where operands lie, so these serve to count dispatches and
     to compile kernels before anything is loaded.

@@ -1,4 +1,4 @@
-"""The kernels that the steps of a plan will need, known before anything runs.
+"""Ahead-of-time list of the kernels that the steps of a plan need.
 
 Lowerings depend on sizes and on the device's features only. Wheels carry these kernels, and a
 backend that compiles on demand compiles them on all cores when a model is loaded.
@@ -36,7 +36,7 @@ def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]
 def distinct_buckets(plan: Plan, context: int) -> list[Bucket]:
     """Return buckets that need all kernels of `plan` for up to `context` keys.
 
-    Kernels depend only on whether the keys are few, so these have few keys or the most.
+    Kernels depend only on whether the keys are few, so each bucket has few keys or `context` keys.
     """
     deepest = Bucket.of(plan, tokens=1, outputs=1, sequences=1, keys=context, is_decode=True).keys
     depths = (SMALLEST_KEYS, 2 * SMALLEST_KEYS, deepest)
@@ -69,7 +69,7 @@ def kernels(
 def likeness(launch: Launch) -> tuple[object, ...]:
     """Return a key that is equal for launches that differ only in names and offsets.
 
-    The launches of most layers do.
+    Most layers have equal launches by this key.
     """
     operands: list[object] = []
     for x in (*launch.inputs, *launch.outputs):

@@ -1,4 +1,4 @@
-"""Failures that every GPU API has: memory ran out, or the device was lost."""
+"""Errors that every GPU API reports: out of memory, and a lost device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts about a device by which kernels and their tiles are chosen."""
+"""Features of a device, by which kernels and their tiles are chosen."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MATRIX_SHAPES = (SQUARE, MatrixShape(8, 16, 16), MatrixShape(8, 8, 16))
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Facts about a device by which kernels are chosen.
+    """Features of a device, by which kernels are chosen.
 
     subgroup: threads of a subgroup (warp, wave). integer_dot: the device has dot products of 8-bit
     integers. cooperative_matrix: subgroups multiply float16 matrices of shape `matrix` and sum in

@@ -1,10 +1,10 @@
-"""Split plans on GPUs that write each other's memory: exchanges of rows are launches of the plan.
+"""Split plans on GPUs with peer access: exchanges of rows are launches of the plan.
 
-Without this, the host reads and writes the rows between the launches of a step. With it, a step is
-one submission for each GPU, and steps are queued before others have ended. An exchange is a barrier
-between the GPUs that take part in it (kernels/exchange.cu). All GPUs take part in an all-reduce. A
-transfer between layers involves only its sender and its receiver, because the other GPUs may be
-running other steps.
+Without peer access, the host reads and writes the rows between the launches of a step. With it, a
+step is one submission for each GPU, and steps are queued before earlier ones have ended. An
+exchange is a barrier between the GPUs that take part in it (kernels/exchange.cu). All GPUs take
+part in an all-reduce. A transfer between layers involves only its sender and its receiver, because
+the other GPUs may be running other steps.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Group: TypeAlias = tuple[frozenset[int], Dim, bool]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Rows that some GPUs send and some receive, as the sum of all. Indexed by GPU.
+    """Rows that some GPUs send, and whose sum some GPUs receive. Both are indexed by GPU.
 
     participants: the GPUs that wait for each other. An exchange without senders is a barrier.
     sampling: it runs only in steps that sample.
@@ -62,7 +62,7 @@ class Exchange:
 
     @property
     def group(self) -> Group:
-        """The key of exchanges that take turns with the same bytes of the mailboxes.
+        """Key of the exchanges that alternate between the same two parts of the mailboxes.
 
         In a step, all of them run or none does.
         """
@@ -79,7 +79,7 @@ class Exchange:
 
 
 def exchange_of(entry: AllReduce | Transfer, n_devices: int, in_pairs: bool) -> Exchange:
-    """Return the exchange that does what `entry` says.
+    """Return the exchange that implements `entry`.
 
     in_pairs: in a transfer, only the GPUs that send and receive take part.
     """
@@ -99,7 +99,7 @@ def exchange_of(entry: AllReduce | Transfer, n_devices: int, in_pairs: bool) -> 
 
 
 def token_exchanges(plan: SplitPlan) -> list[Exchange]:
-    """Return the exchange of sampled tokens, if GPUs read them that do not make them."""
+    """Return the exchange of sampled tokens, if a GPU reads them that does not sample them."""
     received = [None if part.output.cols else part.sampled for part in plan.parts]
     sent = [part.sampled if part.output.cols else None for part in plan.parts]
     if not any(received) or not any(sent):
@@ -111,11 +111,11 @@ def token_exchanges(plan: SplitPlan) -> list[Exchange]:
 
 
 def exchanges_of(plan: SplitPlan) -> list[list[Exchange]]:
-    """Return the exchanges that do what each entry of the schedule of `plan` says.
+    """Return the exchanges that implement each entry of the schedule of `plan`.
 
-    The last ones are those after the schedule. Each group has an even number of them in a step, so
-    that its exchanges take turns also from one step to the next: a barrier follows the last
-    exchange of the others.
+    The last element holds those after the schedule. Each group has an even number of exchanges in a
+    step, so that they alternate between the two parts of a mailbox from one step to the next: a
+    barrier is added to a group with an odd number.
     """
     in_pairs = not any(isinstance(entry, AllReduce) for entry in plan.schedule)
     found: list[list[Exchange]] = [
@@ -133,7 +133,7 @@ def exchanges_of(plan: SplitPlan) -> list[list[Exchange]]:
 
 
 class Peers:
-    """The mailboxes of GPUs that write each other's memory, for the exchanges of a plan."""
+    """Mailboxes through which GPUs with peer access exchange the rows of a plan."""
 
     def __init__(self, hosts: Sequence[Host], plan: SplitPlan) -> None:
         """Allocate mailboxes for `plan`, whose parts run on `hosts`. Raises MemoryLimitError."""
@@ -228,7 +228,7 @@ class Peers:
 
 
 class PeerProgram(SplitProgram):
-    """The program of a split plan on GPUs that exchange rows by themselves.
+    """The program of a split plan on GPUs that exchange rows without the host.
 
     A step of a plan that divides layers is queued in micro-batches: a GPU that has passed on the
     rows of one begins the next one.
@@ -293,7 +293,7 @@ class PeerProgram(SplitProgram):
 
 
 def peer_program(backends: Sequence[GpuBackend], plan: SplitPlan, cache: Cache) -> PeerProgram:
-    """Return the program of `plan` on GPUs that write each other's memory."""
+    """Return the program of `plan` on GPUs with peer access."""
     assert isinstance(cache, SplitCache)
     peers = Peers([backend.host for backend in backends], plan)
     caches = [cast(GpuCache, each) for each in cache.caches]

@@ -1,4 +1,4 @@
-"""A plan on a GPU: recorded once for each bucket of step sizes, submitted again for each step.
+"""A plan on a GPU: recorded once for each bucket of step sizes, and submitted for each step.
 
 Everything that changes from step to step is in the step data, which recorded kernels read. A step
 costs a copy of a few numbers, one submission and one wait. Two steps may be queued, each with its
@@ -248,7 +248,7 @@ class GpuProgram:
         return Bucket.of_step(self.plan, step)
 
     def _read_from(self, data: StepData) -> None:
-        """Have the next recording read this step data."""
+        """Bind the next recording to this step data."""
         self._addresses.step, self._addresses.adapters = data.address, data.adapters
 
     def _check(self, step: Step) -> None:

@@ -1,4 +1,4 @@
-"""Choice of a GPU by its number or name."""
+"""Selection of a GPU by its number or name."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ HEADER_BYTES = StepHeader.layout().size
 class StepData:
     """Memory for the data of one step at a time, up to `max_tokens` and `max_outputs` rows.
 
-    address: device address of the header. adapters: that of the scales of adapters: the number of
-    adapters as an integer, 0 if no sequence uses any, and float32 [sequences, adapters]. sampled:
-    address of the tokens that the previous step sampled; 0 if the plan samples none. n_adapters:
-    the most adapters.
+    address: device address of the header. adapters: device address of the scales of adapters: the
+    number of adapters as an integer, 0 if no sequence uses any, and float32 [sequences, adapters].
+    sampled: device address of the tokens that the previous step sampled; 0 if the plan samples
+    none. n_adapters: the most adapters.
     """
 
     def __init__(

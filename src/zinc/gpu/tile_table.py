@@ -1,4 +1,4 @@
-"""The table of tiles of a device: what `zinc tune` measured, in a JSON file of the cache folder.
+"""The table of tiles that `zinc tune` measured on a device: a JSON file in the cache folder.
 
 A table belongs to a device and to the sources of its kernels. A table of other sources is ignored,
 and so is a tile that its kernel cannot run. Rows are written as they are found, so that a search

@@ -1,4 +1,4 @@
-"""Tile parameters of kernels: which tiles a kernel can run, and where a search for the best starts.
+"""Tile parameters of kernels: which tiles a kernel can run, and the seeds of a search.
 
 `TILINGS` has the kernels that exist in Slang and in CUDA C++. A backend adds those of its own
 kernels. The rules are those of the kernels' sources; a tile that breaks one is never run.

@@ -1,4 +1,4 @@
-"""Lowerings of embed and quantize, which convert rows to another format."""
+"""Lowerings of embed and quantize, which write rows in another format."""
 
 from __future__ import annotations
 

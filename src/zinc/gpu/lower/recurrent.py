@@ -141,8 +141,8 @@ class RuleOperands:
 def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     """Lower the op `delta_rule`, with decays of channels in chunks (kernels/delta_chunk.slang).
 
-    Sums of a chunk are rounded otherwise, and chunks begin where a step does, which neither
-    batch-invariant mode nor states that can be set back allow.
+    Sums of a chunk round differently, and chunks begin where a step does. So batch-invariant mode
+    and states that can be rolled back go token by token.
     """
     attrs, features = dict(launch.attrs), at.features
     k_dim, v_dim, n_v = (int(attrs[name]) for name in ("k_dim", "v_dim", "n_v_heads"))

@@ -1,4 +1,4 @@
-"""A launch with random rows in an arena of its own, and the result that the reference gives."""
+"""A launch with random rows in an arena of its own, and its result by the reference."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class PlacedLaunch:
 
 
 def _n_choices(launch: Launch, bucket: Bucket) -> int:
-    """Return how many choices of experts a run needs to read more than caches hold."""
+    """Return how many choices of experts a run needs to read more bytes than the caches hold."""
     cost = launch.cost
     if not cost.expert_bytes:
         return 1
