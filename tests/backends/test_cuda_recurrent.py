@@ -25,7 +25,7 @@ TOLERANCE = 1e-4
 # Tokens of two sequences in each step: in chunks, token by token, and in chunks again.
 STEPS = ((70, 40), (1, 1), (0, 45), (65, 3), (2, 108))
 
-# The same for sequences that are set back.
+# The same for sequences that are rolled back.
 BACK_AND_FORTH = ((70, 40), (17, 17), (60, 48), (1, 100), (100, 1), (33, 18), (18, 33), (96, 14))
 
 # Rejected tokens of each op by default; those of a scan run the kernels of the delta rule.
@@ -45,7 +45,7 @@ def steps_of(
     """Return steps with `counts[i]` tokens of each sequence in step i, whose states are in `slots`.
 
     ends: index of a step before which each third sequence ends, and another one takes its slot.
-    rejected: tokens by which a sequence is set back after each step that has more.
+    rejected: tokens by which a sequence is rolled back after each step that has more.
     """
     lengths, steps = np.zeros(len(slots), np.int32), []
     for i, added in enumerate(counts):

@@ -74,7 +74,7 @@ def test_micro_batches_on_devices(device: str, small: list[int]) -> None:
 
 
 def test_micro_batches_of_an_engine(small: list[int]) -> None:
-    """Drafts that are set back run in whole steps, prompts in parts."""
+    """Drafts that are rolled back run in whole steps, prompts in parts."""
     texts = []
     for device in ("cpu,cpu", ""):
         with LLM(

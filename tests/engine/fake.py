@@ -54,7 +54,7 @@ class FakeCache:
             for s in states
             if isinstance(s, KVState)
         }
-        # The states after the last positions, so that a sequence can be set back.
+        # The states after the last positions, so that a sequence can be rolled back.
         self.states = np.full((layout.state_slots, RING), -1, np.int64)
         self.is_recurrent = STATE in states
 

@@ -1,4 +1,4 @@
-"""Models that are loaded with recurrent states that can be set back."""
+"""Models that are loaded with recurrent states that can be rolled back."""
 
 from __future__ import annotations
 

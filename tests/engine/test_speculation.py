@@ -184,7 +184,7 @@ def test_drafts_change_no_token_of_reasoning_with_a_budget(llm, monkeypatch):
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_drafts_change_no_token_of_any_kind_of_layer(fixture_model, temperature, monkeypatch):
-    """States are set back across the ends of chunks and windows."""
+    """States are rolled back across the ends of chunks and windows."""
     engine, n_vocab = fixture_model.engine, fixture_model.spec.vocab
     recalling = Recalling(engine)
 

@@ -1,4 +1,4 @@
-"""Blocks that leave a sliding window, for sequences that are set back after rejected rows."""
+"""Blocks that leave a sliding window, for sequences that are rolled back after rejected rows."""
 
 from __future__ import annotations
 

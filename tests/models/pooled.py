@@ -1,7 +1,7 @@
-"""Sequences of a model on a real cache pool that are set back, preempted and restored at random.
+"""Sequences of a model on a real cache pool that are rolled back, preempted and restored at random.
 
 This is what an engine that verifies drafts does with a sequence: a step runs a few accepted rows
-and some rejected ones after them, the sequence is set back to its last accepted row, blocks that
+and some rejected ones after them, the sequence is rolled back to its last accepted row, blocks that
 have left a window are given back, and now and then the sequence is copied to host memory, released
 and found again in the prefix cache, or found on disk by another process.
 """
@@ -105,7 +105,7 @@ class Speculating:
         return self.holding, self.n_run, [*self.ids[self.n_run :][: self.ahead], *garbage]
 
     def accept(self, logits: FloatArray) -> None:
-        """Compare the accepted rows of a step, and set the sequence back to the last of them."""
+        """Compare the accepted rows of a step, and roll the sequence back to the last of them."""
         wanted = self.wanted[self.n_run : self.n_run + self.ahead]
         np.testing.assert_array_equal(logits[: self.ahead], wanted, err_msg=f"from {self.n_run} on")
         self.n_run += self.ahead

@@ -1,4 +1,4 @@
-"""Sequences that are set back after rejected rows: bits are those of plain decoding.
+"""Sequences that are rolled back after rejected rows: bits are those of plain decoding.
 
 On devices this needs batch-invariant mode.
 """

@@ -1,4 +1,4 @@
-"""Ops with recurrent state whose sequences are set back: every case, against `ref` and bit by bit.
+"""Ops whose recurrent state is rolled back: every case, against `ref` and bit by bit.
 
 The op runs accepted rows and rejected ones after them in each step, with the layout of `rollback`.
 The accepted rows must be those of a run without either.

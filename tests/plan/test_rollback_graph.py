@@ -1,4 +1,4 @@
-"""Graphs whose recurrent states can be set back, and backends that cannot do it."""
+"""Graphs whose recurrent states can be rolled back, and backends that cannot do it."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def test_attention_needs_nothing(name: str) -> None:
     assert rollback_graph(graph).nodes == graph.nodes
 
 
-def test_a_backend_that_cannot_set_states_back_is_refused() -> None:
+def test_a_backend_that_cannot_roll_back_is_refused() -> None:
     kernels = api.kernels("null")
     kernels.capabilities = replace(kernels.capabilities, rollback=False)
-    with pytest.raises(UnsupportedError, match="the backend null cannot set recurrent"):
+    with pytest.raises(UnsupportedError, match="the backend null cannot roll back recurrent"):
         make_plan(rollback_graph(graph_of("qwen35")), kernels, max_tokens=8, max_outputs=8)
     plain = make_plan(graph_of("gemma3"), kernels, max_tokens=8, max_outputs=8)
     same = make_plan(rollback_graph(graph_of("gemma3")), kernels, max_tokens=8, max_outputs=8)

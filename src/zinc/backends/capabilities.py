@@ -22,7 +22,7 @@ class Capabilities:
     kv_dtype: the type of keys and values that "auto" means. batch_invariant: the logits of a token
     are bit-identical whatever shares its steps, and wherever its prompt was cut into chunks.
     holds_fused_inputs: kernels of alternatives read inputs while they write outputs, so the two
-    must not overlap in memory. rollback: recurrent states can be set back (zinc.plan.rollback).
+    must not overlap in memory. rollback: recurrent states can be rolled back (zinc.plan.rollback).
     host_rows: programs take rows from the host and give it others at every step (`Plan.given`,
     `Plan.hidden`). parallel_uploads: weights that may be uploaded at the same time, each in a
     thread of its own. level: the SIMD level of the kernels, on which results may depend. levels:

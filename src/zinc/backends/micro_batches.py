@@ -30,7 +30,7 @@ MICRO_BATCH_TOKENS = dict.fromkeys(BackendKind, 128) | {BackendKind.DEVICE: 512}
 # of the step, but take more memory.
 MICRO_BATCHES = 4
 # A sequence is cut into parts of at least this many tokens, so that rows to be verified stay
-# together: a recurrent state can be set back within the last rows of one step only.
+# together: a recurrent state can be rolled back within the last rows of one step only.
 LEAST_TOKENS = 32
 NO_TOKENS = np.empty((0, 2), np.float32)
 

@@ -1,4 +1,4 @@
-"""Recurrent states as references see them, and the layout from which a sequence can be set back.
+"""Recurrent states as references see them, and the layout from which a sequence can be rolled back.
 
 A recurrent state belongs to one position: the one after the last row that ran. With the attribute
 `rollback`, an op keeps in its slot what it needs to continue from any position p after which at

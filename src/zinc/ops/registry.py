@@ -132,7 +132,7 @@ class Op:
     self_test: names of the cases that a device must pass before a model is put on it.
     alternative: the ops that it replaces, if it is only an alternative of other launches in a plan.
     rollback: called with a node of the op and a number of rows, returns the node whose recurrent
-    state can be set back by them (zinc.ops.recurrent_state); None if the op has no such state.
+    state can be rolled back by them (zinc.ops.recurrent_state); None if the op has no such state.
     division: called with a node of the op, returns how it can be divided; None if it cannot.
     sums: the operands over whose columns it sums, if its output is such a sum.
     additive: of operands that are sums, the result is the sum of the results.

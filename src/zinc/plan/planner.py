@@ -259,7 +259,7 @@ def _lower(node: Node, ref: Callable[[Value], Ref], backend: Kernels) -> Launch:
         )
     if node.attrs.get("rollback") and not backend.capabilities.rollback:
         raise UnsupportedError(
-            f"the backend {backend.name} cannot set recurrent states back",
+            f"the backend {backend.name} cannot roll back recurrent states",
             f"its kernel {node.op} keeps the state of the last position only",
             "turn speculative decoding off, or choose another backend with {backend}",
         )

@@ -1,4 +1,4 @@
-"""The graph of a model whose sequences can be set back, for speculative decoding.
+"""The graph of a model whose sequences can be rolled back, for speculative decoding.
 
 Keys and values of later positions are overwritten, so attention needs nothing. Ops with recurrent
 state get the attribute `rollback` and a larger state (zinc.ops.recurrent_state). Model files know
@@ -13,7 +13,7 @@ from zinc.ops.registry import OPS
 
 
 def rollback_graph(graph: Graph, rows: int = CHUNK) -> Graph:
-    """Return `graph` with recurrent states that can be set back by up to `rows` rows.
+    """Return `graph` with recurrent states that can be rolled back by up to `rows` rows.
 
     rows: from 1 to CHUNK. The states take about twice the memory, and more with more rows.
     """

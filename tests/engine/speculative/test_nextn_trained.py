@@ -150,7 +150,7 @@ def tokens_a_step(
     """Generate an answer with drafts of `depth` tokens; return the tokens of a step.
 
     The model runs each drafted token alone and only as long as it is accepted, because states
-    cannot be set back here.
+    cannot be rolled back here.
     """
 
     def drawn(position: int, logits: np.ndarray) -> int:

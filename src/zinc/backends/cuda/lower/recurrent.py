@@ -3,7 +3,7 @@
 The delta rule and the scan of Mamba-2 go in chunks on tensor cores: the first kernel makes the
 matrices of all chunks in parallel, the second goes through the chunks of each sequence
 (kernels/delta_chunk.cuh). A decay for each channel of the keys has a first kernel of its own. If
-states can be set back, the first and last rows go token by token (kernels/delta_parts.cuh). The
+states can be rolled back, the first and last rows go token by token (kernels/delta_parts.cuh). The
 convolution goes in blocks of rows, of which a first kernel saves the rows before each block
 (kernels/conv_block.cuh).
 """
