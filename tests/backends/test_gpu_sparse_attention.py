@@ -37,6 +37,7 @@ TOKENS, TOP_K, BLOCK_TOKENS = 60, 30, 16
 TOLERANCE = {"f16": 1e-3, "q8_0": 1.5e-2}
 STATES = {
     "latent": (5, KVState("kv", 1, 96, 64, v_from_k=True)),
+    "wide-heads": (20, KVState("kv", 1, 576, 512, v_from_k=True)),
     "wide": (2, KVState("kv", 1, 576, 512, v_from_k=True)),
     "grouped": (3, KVState("kv", 2, 64, 32)),
 }

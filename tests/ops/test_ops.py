@@ -37,6 +37,8 @@ REPEATED = {
     "deep-one",
     "few-plain",
     "selected-heads",
+    "selected-wide",
+    "selected-wide-deep",
     "4x2x64",
     "8x1x16",
     "alibi-few",

@@ -156,14 +156,15 @@ def _cases() -> Iterator[Case]:
         case.graph.kv_store(k, case.rows(n_kv * 512) if n_kv > 1 else None, state)
         yield case.returns(case.graph.attention(q, state, scale=head_dim**-0.5))
     # A selection of the positions: with few and with several splits, and with two KV heads.
-    for name, n_tokens, cached, n_kv, n_heads, head_dim, top_k in (
-        ("latent", 20, 30, 1, 20, 96, 16),
-        ("deep", 2, 320, 1, 32, 80, 300),
-        ("heads", 40, 0, 2, 6, 48, 16),
+    for name, n_tokens, cached, n_kv, n_heads, (head_dim, head_dim_v), top_k in (
+        ("latent", 20, 30, 1, 20, (96, 64), 16),
+        ("deep", 2, 320, 1, 32, (80, 48), 300),
+        ("heads", 40, 0, 2, 6, (48, 48), 16),
+        ("wide", 19, 30, 1, 20, (576, 512), 20),
+        ("wide-deep", 1, 320, 1, 16, (576, 512), 300),
     ):
         case = Case(f"selected-{name}", n_tokens, cached=cached)
         keys = case.selection(4, 32, top_k)
-        head_dim_v = head_dim - 32 if n_kv == 1 else head_dim
         state = KVState("kv", n_kv, head_dim, head_dim_v, v_from_k=n_kv == 1)
         q, k = case.rows(n_heads * head_dim), case.rows(n_kv * head_dim)
         v = case.rows(n_kv * head_dim_v) if n_kv > 1 else None

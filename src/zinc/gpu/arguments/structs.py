@@ -664,6 +664,14 @@ class AttentionMmaArguments(Struct):
     softcap: F32
 
 
+class SelectedMmaArguments(AttentionMmaArguments):
+    """Arguments of attention of tiles of queries of one token to selected positions."""
+
+    selected: Annotated[Bytes, "ascending positions of each token, then -1"]
+    selected_stride: U32
+    n_selected: Annotated[U32, "columns of these rows"]
+
+
 class AttentionMergeArguments(Struct):
     step: StepAddress
     sinks: Floats

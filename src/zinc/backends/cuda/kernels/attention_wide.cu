@@ -11,10 +11,15 @@
 //   ROW_TILES  tiles of 16 rows of a block
 //   STAGES     tiles in shared memory; with KV_Q8 tiles of 8-bit numbers, which become two of float16
 //   SPLIT      the sums of each split are merged by attention_merge
+//   SELECTED   each row of a tile of keys is copied from the position that is selected (query_tile.cuh)
 
 #include "arguments.h"
 
+#if SELECTED
+using Arguments = SelectedMmaArguments;
+#else
 using Arguments = AttentionMmaArguments;
+#endif
 
 #define BQ (16 * ROW_TILES)
 #define TILE_WARPS (DIM_WARPS * KEY_WARPS) // warps of 16 rows
@@ -58,13 +63,27 @@ struct Tiles : KeyRange
 {
     uint next; // position of the tile to copy next
     uint block, last_block; // of that tile, and of the one before it
+    uint token; // in the block: the first one of that tile, or the selected one of this thread's row
     uint copied, multiplied; // tiles
 
     MEMBER Tiles(ARGS, QueryTile& t) : KeyRange(args, t)
     {
         next = begin;
         copied = multiplied = 0;
-        block = last_block = t.blockAt(args, min(next, t.last));
+        findNext(args, t);
+        last_block = block;
+    }
+
+    /// Finds where the keys of the tile to copy next lie.
+    MEMBER void findNext(ARGS, QueryTile& t)
+    {
+#if SELECTED
+        uint row = threadIdx.x / (THREADS / BK), position = uint(t.selected[min(next + row, t.last)]);
+#else
+        uint position = min(next, t.last);
+#endif
+        block = t.blockAt(args, position);
+        token = t.inBlock(args, position);
     }
 
     /// The tile `i` tiles after the one whose values are summed.
@@ -84,14 +103,13 @@ struct Tiles : KeyRange
     {
 #if KV_Q8
         uint4* to = (uint4*)stages + TILES * TILE_CHUNKS + copied % STAGES * RAW_TILE;
-        uint token = t.inBlock(args, next);
         if (next < end) copyRaw<HEAD_DIM>(to, t.keysOf(args, block), token);
         if (!V_FROM_K && next < end)
             copyRaw<HEAD_DIM_V>(to + RAW_CHUNKS(HEAD_DIM), t.valuesOf(args, block), token);
 #else
         uint4* to = (uint4*)stages + copied % TILES * TILE_CHUNKS;
         if (next < end)
-            copyRows<HEAD_DIM, KEY_PITCH>(to, t.keysOf(args, block), t.inBlock(args, next));
+            copyRows<HEAD_DIM, KEY_PITCH>(to, t.keysOf(args, block), token);
         if (!V_FROM_K && copied > 0 && next < end + BK)
         {
             to = (uint4*)stages + (copied - 1) % TILES * TILE_CHUNKS + VALUES_AT;
@@ -103,7 +121,7 @@ struct Tiles : KeyRange
         copied++;
         next += BK;
         last_block = block;
-        block = t.blockAt(args, min(next, t.last));
+        findNext(args, t);
     }
 
 #if KV_Q8
@@ -154,7 +172,8 @@ struct Tiles : KeyRange
     template <uint DIM, uint PITCH> MEMBER static void copyRows(uint4* to, Plane plane, uint token)
     {
         each<DIM / 8>([&](uint row, uint chunk) {
-            copyAsync(to + row * PITCH + chunk, plane.chunksFrom(token + row, chunk, DIM).numbers, true);
+            uint at = SELECTED ? token : token + row;
+            copyAsync(to + row * PITCH + chunk, plane.chunksFrom(at, chunk, DIM).numbers, true);
         });
     }
 #endif

@@ -3,12 +3,18 @@
 // share the KV head are neighbouring rows. The kernel defines Arguments.
 //   ALIBI    scores fall with the distance of query and key, by a slope of each head
 //   CHUNKED  a token sees the keys from the last multiple of the window on
+//   SELECTED a token sees the positions in its row of `selected` only. A tile has rows of one token,
+//            and its keys are indices in that row instead of positions.
 
 #ifndef ALIBI
 #define ALIBI 0
 #endif
 #ifndef CHUNKED
 #define CHUNKED 0
+#endif
+
+#ifndef SELECTED
+#define SELECTED 0
 #endif
 
 #include "step.cuh"
@@ -27,6 +33,9 @@ struct QueryTile
     uint first, last; // positions that at least one row sees
     uint end; // last position of the sequence
     int* blocks;
+#if SELECTED
+    const float* selected; // positions
+#endif
 
     MEMBER uint tokenOf(uint r) { return start + (row0 + r) / rep; }
     MEMBER uint headOf(uint r) { return kv_head * rep + (row0 + r) % rep; }
@@ -34,7 +43,9 @@ struct QueryTile
 
     MEMBER bool isVisible(ARGS, uint position, uint key)
     {
-#if CHUNKED
+#if SELECTED
+        return key <= last;
+#elif CHUNKED
         return key <= position && key >= firstOf(args, position);
 #else
         return key <= lastOf(args, position) && (args.window == 0 || key + args.window > position);
@@ -71,6 +82,9 @@ struct QueryTile
     /// Returns whether a row may not see all of the positions from `from` to `to`.
     MEMBER bool masks(ARGS, uint from, uint to)
     {
+#if SELECTED
+        return to > last;
+#endif
         return to > lastOf(args, positionOf(0))
 #if CHUNKED
             || from < firstOf(args, positionOf(rows - 1));
@@ -131,6 +145,27 @@ struct QueryTile
     }
 };
 
+#if SELECTED
+/// Returns tile `index` of all tokens. It has no rows if there are fewer tiles.
+DEVICE QueryTile findTile(ARGS, uint kv_head, uint index)
+{
+    QueryTile t;
+    t.kv_head = kv_head;
+    t.rep = args.n_heads / args.n_kv_heads;
+    t.rows = 0;
+    const uint parts = (t.rep + BQ - 1) / BQ, table = args.block_table;
+    t.start = index / parts;
+    if (t.start >= args.step->tokens) return t;
+    t.blocks = args.step->tables[table] + args.step->sequence[t.start] * args.step->table_stride[table];
+    t.selected = (const float*)rowAt(args.selected, t.start, args.selected_stride);
+    t.row0 = index % parts * BQ;
+    t.rows = min(BQ, t.rep - t.row0);
+    t.position0 = t.end = positionOf(args.step, t.start);
+    t.first = 0;
+    t.last = min(t.position0, args.n_selected - 1);
+    return t;
+}
+#else
 /// Returns tile `index` of all sequences. It has no rows if there are fewer tiles.
 DEVICE QueryTile findTile(ARGS, uint kv_head, uint index)
 {
@@ -169,3 +204,4 @@ DEVICE QueryTile findTile(ARGS, uint kv_head, uint index)
     t.last = t.lastOf(args, t.positionOf(t.rows - 1));
     return t;
 }
+#endif

@@ -7,13 +7,13 @@ fill the device, blocks also split the keys, and a second dispatch merges their 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.cuda.lower.wide_attention import WideTile, tiles_of_step, wide_tile
 from zinc.backends.plans import Launch
 from zinc.gpu.addresses import Addresses
-from zinc.gpu.arguments.structs import AttentionMmaArguments
+from zinc.gpu.arguments.structs import AttentionMmaArguments, SelectedMmaArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower.attention import (
@@ -95,13 +95,17 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
     """Return the dispatches of attention that writes its output to address `y_at`."""
     state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
     q, (y,), cache = rows(launch, "q"), launch.outputs, at.kv(state)
+    selected, seen = selection(launch, at, bucket), bucket
+    is_wide = max(state.head_dim, state.head_dim_v) > MAX_DIM
+    if selected is not None:  # a tile has rows of one token
+        seen = replace(bucket, sequences=bucket.tokens, keys=min(bucket.keys, selected.cols))
+        is_wide = is_wide and state.v_from_k and cache.dtype == "f16"
     tile: AttentionTile | WideTile | None = None
-    if bucket.tokens > 1:
+    if bucket.tokens > 1 and selected is None:
         tile = choose_tile(state, n_heads, at, bucket)
-    if tile is None and max(state.head_dim, state.head_dim_v) > MAX_DIM:
-        tile = wide_tile(state, n_heads, at, bucket, stores_blocks=bool(is_q8(y)))
-    sees_all = selection(launch, at, bucket) is None
-    if tile is None or not sees_all or at.features.batch_invariant:
+    if tile is None and is_wide:
+        tile = wide_tile(state, n_heads, at, seen, stores_blocks=bool(is_q8(y)))
+    if tile is None or at.features.batch_invariant:
         return attend(launch, at, bucket, y_at)
     values, value_block = values_of(state, cache)
     splits = tile.splits
@@ -130,6 +134,13 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
         scale=float(launch.attributes["scale"]),
         softcap=float(launch.attributes["softcap"]),
     )
+    if selected is not None:
+        arguments = SelectedMmaArguments(
+            **{field.name: getattr(arguments, field.name) for field in fields(arguments)},
+            selected=at.ref(selected),
+            selected_stride=selected.stride,
+            n_selected=selected.cols,
+        )
     kernel = KernelVariant(
         tile.kernel,
         (
@@ -140,6 +151,7 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
             ("HEAD_DIM_V", state.head_dim_v),
             ("KV_Q8", int(cache.dtype == "q8_0")),
             ("Q8", is_q8(y)),
+            *((("SELECTED", 1),) if selected else ()),
             ("SOFTCAP", is_capped(launch)),
             ("SPLIT", int(splits > 1)),
             ("VECTORS", in_vectors(at, q, y)),
@@ -147,7 +159,7 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
         ),
         tile.staged_bytes(state, cache.dtype),
     )
-    grid = (state.n_heads, tiles_of_step(bucket, n_heads // state.n_heads, tile.rows), splits)
+    grid = (state.n_heads, tiles_of_step(seen, n_heads // state.n_heads, tile.rows), splits)
     dispatches = [Dispatch(kernel, arguments, grid)]
     if splits > 1:
         dispatches.append(merge(launch, at, bucket, splits, partial, y_at))
