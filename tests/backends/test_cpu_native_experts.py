@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 from backends.levels import OF_FORMATS
-from backends.test_cpu_native_linear import block_of, dequantize, random_rows
+from backends.test_cpu_native_linear import (
+    block_of,
+    dequantize,
+    numbers_of_15_bits,
+    random_rows,
+    weights_seen,
+)
 from numpy.typing import NDArray
 
 from zinc.ops.elementwise import activate
@@ -85,6 +91,8 @@ def numbers(rows: NDArray[np.uint8], format: str, cols: int) -> Floats:
     if format == "bf16":
         bits = rows[:, : 2 * cols].copy().view(np.uint16).astype(np.uint32) << 16
         return bits.view(np.float32).astype(np.float64)
+    if format == "q15_32":
+        return numbers_of_15_bits(rows, cols)
     block = 32 if format == "q8_32" else 256
     start, n = -(-cols // 64) * 64, -(-cols // block)
     d = rows[:, start : start + 4 * n].copy().view(np.float32).astype(np.float64)
@@ -226,7 +234,7 @@ def test_experts_agree_with_decoded_weights(level: str, name: str, n: int) -> No
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-@pytest.mark.parametrize("format", ["q8_32", "q8_256", "bf16"])
+@pytest.mark.parametrize("format", ["q8_32", "q8_256", "q15_32", "bf16"])
 @pytest.mark.parametrize("n", [1, 3, 40])
 def test_runs_of_h_are_rounded_like_rows(level: str, name: str, format: str, n: int) -> None:
     """The op `quantize` on each expert's columns gives the same bytes, however work is divided."""
@@ -246,7 +254,7 @@ def test_runs_of_h_are_rounded_like_rows(level: str, name: str, format: str, n: 
 
 def used_bytes(format: str, cols: int) -> int:
     """Return the bytes of the quants, without padding and scales."""
-    return 2 * cols if format == "bf16" else cols
+    return 2 * cols if format in ("bf16", "q15_32") else cols
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
@@ -382,7 +390,7 @@ def test_head_linear(level: str, name: str, n_heads: int, rows: int, flat: bool,
     data = random_rows(rng, name, n_heads * rows, cols)
     shape = (1, n_heads * rows) if flat else (n_heads, rows)
     weight = _cpu.pack(_cpu.Pool(2), level, name, data.reshape(-1), *shape, cols)
-    values = dequantize(name, data).astype(np.float64).reshape(n_heads, rows, cols)
+    values = weights_seen(level, name, data).reshape(n_heads, rows, cols)
     x = rng.standard_normal((n, n_heads * cols), dtype=np.float32)
 
     def run(x: Floats, threads: int = 2) -> Floats:

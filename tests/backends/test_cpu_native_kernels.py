@@ -176,7 +176,7 @@ def test_layer_norm_by_group(level: str) -> None:
     np.testing.assert_allclose(got, want, rtol=8 * EPS, atol=4 * EPS)
 
 
-@pytest.mark.parametrize("format", ["q8_32", "q8_256", "bf16"])
+@pytest.mark.parametrize("format", ["q8_32", "q8_256", "q15_32", "bf16"])
 @pytest.mark.parametrize("kernel", ["rms_norm", "layer_norm", "glu"])
 def test_a_kernel_that_quantises_its_output_agrees_with_quantize(
     level: str, kernel: str, format: str
@@ -660,7 +660,7 @@ def test_any_schedule_gives_the_same_bits(level: str, data: st.DataObject) -> No
 def test_attention_can_quantise_its_output(level: str) -> None:
     lengths = [70, 9, 1]
     floats = Sequences(Sizes(6, 2, 32, 32), lengths).run(level, whole(lengths))
-    for format in ("q8_32", "q8_256", "bf16"):
+    for format in ("q8_32", "q8_256", "q15_32", "bf16"):
         bytes_ = Sequences(Sizes(6, 2, 32, 32, format=format), lengths).run(level, whole(lengths))
         for rows, got in zip(floats, bytes_, strict=True):
             want = run(level, "quantize", [rows], rows.shape[1], {}, format=format)

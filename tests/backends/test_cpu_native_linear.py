@@ -109,6 +109,28 @@ def step(program: _cpu.Program, n_tokens: int, ids: Sequence[int] | None = None)
     )  # fmt: skip
 
 
+def numbers_of_15_bits(raw: NDArray[np.uint8], cols: int) -> NDArray[np.float64]:
+    """Decode rows of q15_32 to numbers [rows, cols], by the description of the format."""
+    n = -(-cols // 32)
+    q = raw[:, : n * 64].copy().view(np.int16).astype(np.float64)
+    d = raw[:, n * 64 : n * 68].copy().view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # an infinite scale times zero
+        return (q * np.repeat(d, 32, axis=1))[:, :cols]
+
+
+def weights_seen(level: str, name: str, data: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """Return the weights that a product reads: F16 is rounded to 15 bits if rows are."""
+    w = dequantize(name, data).astype(np.float64)
+    if _cpu.row_format(level, name) != "q15_32":
+        return w
+    padded = np.pad(w, ((0, 0), (0, -w.shape[1] % 32)))
+    blocks = padded.reshape(len(w), -1, 32)
+    top = np.abs(blocks).max(axis=2, keepdims=True)
+    unit = 2.0 ** (np.floor(np.log2(np.where(top == 0, 1, top))) - 13)
+    rounded: NDArray[np.float64] = np.round(blocks / unit) * unit
+    return rounded.reshape(padded.shape)[:, : w.shape[1]]
+
+
 class Arena:
     """A program with its arena, in which each new operand follows the last one."""
 
@@ -135,6 +157,8 @@ class Arena:
         if format == "bf16":
             bits = raw[:, : cols * 2].copy().view(np.uint16).astype(np.uint32) << 16
             return bits.view(np.float32).astype(np.float64)
+        if format == "q15_32":
+            return numbers_of_15_bits(raw, cols)
         block = 32 if format == "q8_32" else 256
         n = -(-cols // block)
         start = -(-cols // 64) * 64
@@ -276,14 +300,16 @@ def test_linear_agrees_with_decoded_weights(
         data = random_rows(rng, name, rows, cols)
         x = rng.standard_normal((n_tokens, cols), dtype=np.float32) + np.float32(0.3)
         y, x_seen = run_linear(pool, level, name, pack(pool, level, name, data, cols), x, pad=64)
-        w = dequantize(name, data).astype(np.float64)
+        w = weights_seen(level, name, data)
         expected = x_seen @ w.T
         # Rounding errors grow with the sum of magnitudes, including minimums.
         scale = np.abs(x_seen) @ np.abs(w).T + 1e-6
         assert np.isfinite(y).all()
         assert (np.abs(y - expected) / scale).max() < 2e-6
-        if name in BLOCK_TYPES:  # and the 8-bit rows are close to the given ones
-            assert np.linalg.norm(y - x @ w.T) / np.linalg.norm(scale) < 0.004
+        # And what was rounded is close to what was given.
+        exact = x @ dequantize(name, data).astype(np.float64).T
+        allowed = 0.004 if name in BLOCK_TYPES or name == "BF16" else 1e-4
+        assert np.linalg.norm(y - exact) / np.linalg.norm(scale) < allowed
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -321,6 +347,36 @@ def test_the_largest_sums_are_exact(pool: _cpu.Pool, level: str, name: str, bits
         np.testing.assert_array_equal(few, together[:n])
     w = dequantize(name, data).astype(np.float64)
     assert (np.abs(together - x_seen @ w.T) / (np.abs(x_seen) @ np.abs(w).T)).max() < 2e-6
+
+
+@pytest.mark.parametrize("cols", [32, 40, 544])
+def test_the_largest_sums_of_halves_are_exact(pool: _cpu.Pool, level: str, cols: int) -> None:
+    halves = np.full((16, cols), 65504, np.float16)
+    halves[1::2] = -halves[1::2]
+    halves[2] *= np.float16(2.0**-20)  # hardly more than the smallest f16
+    data = halves.view(np.uint8)
+    weights = pack(pool, level, "F16", data, cols)
+    x = np.full((33, cols), 16383, np.float32)
+    x[1] = -x[1]
+    together, x_seen = run_linear(pool, level, "F16", weights, x)
+    np.testing.assert_array_equal(x_seen, x)
+    np.testing.assert_allclose(together, x_seen @ halves.astype(np.float64).T, rtol=1e-6)
+    few, _ = run_linear(pool, level, "F16", weights, x[:3])
+    np.testing.assert_array_equal(few, together[:3])
+
+
+@pytest.mark.parametrize("n_tokens", [2, 40])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_weights_that_are_not_finite_reach_the_output(
+    pool: _cpu.Pool, level: str, n_tokens: int, bad: float
+) -> None:
+    halves = np.ones((20, 96), np.float16)
+    halves[3, 40] = bad
+    weights = pack(pool, level, "F16", halves.view(np.uint8), 96)
+    y, _ = run_linear(pool, level, "F16", weights, np.ones((n_tokens, 96), np.float32))
+    finite = np.isfinite(y)
+    assert not finite[:, 3].any()
+    assert np.delete(finite, 3, axis=1).all()
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)
@@ -389,8 +445,8 @@ def test_linear_glu(pool: _cpu.Pool, level: str, names: tuple[str, str], n: int)
     arena.floats(h, n)[:] = np.nan
     step(arena.program, n)
     seen = arena.dequantized(operand, n)
-    g = seen @ dequantize(names[0], data[0]).astype(np.float64).T + bias
-    u = seen @ dequantize(names[1], data[1]).astype(np.float64).T
+    g = seen @ weights_seen(level, names[0], data[0]).T + bias
+    u = seen @ weights_seen(level, names[1], data[1]).T
     expected = g / (1 + np.exp(-np.clip(g, -80, 80))) * u
     np.testing.assert_allclose(arena.floats(h, n), expected, rtol=1e-4, atol=1e-4)
 
@@ -413,12 +469,17 @@ def test_embed_decodes_rows_of_the_table(pool: _cpu.Pool, level: str, name: str)
     step(arena.program, len(ids), ids)  # and the pool can be used afterwards
 
 
-@pytest.mark.parametrize(("format", "block"), [("q8_32", 32), ("q8_256", 256)])
+@pytest.mark.parametrize(
+    ("format", "block", "cols", "most"),
+    [  # the last block of q8_256 may be short, that of q15_32 may have any length
+        ("q8_32", 32, 288, 127), ("q8_256", 256, 288, 127), ("q15_32", 32, 281, 16383),
+    ],
+)  # fmt: skip
 def test_quantize_rounds_to_the_nearest(
-    pool: _cpu.Pool, level: str, format: str, block: int
+    pool: _cpu.Pool, level: str, format: str, block: int, cols: int, most: int
 ) -> None:
     rng = np.random.default_rng(10)
-    n, cols = 3, 288  # the last block of q8_256 is short
+    n = 3
     arena = Arena(pool, level)
     x, y = arena.rows("f32", n, cols), arena.rows(format, n, cols)
     arena.program.add("quantize", "tokens", 0, [x], [y], {})
@@ -432,7 +493,7 @@ def test_quantize_rounds_to_the_nearest(
     got = arena.dequantized(y, n)
     for start in range(0, cols, block):
         part = values[:, start : start + block]
-        half_step = np.abs(part).max(axis=1, keepdims=True) / 254
+        half_step = np.abs(part).max(axis=1, keepdims=True) / (2 * most)
         assert (np.abs(got[:, start : start + block] - part) <= half_step * 1.001).all()
     arena.floats(x, n)[2, 40] = np.nan
     arena.floats(x, n)[0, 5] = np.inf

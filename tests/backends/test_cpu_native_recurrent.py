@@ -398,7 +398,7 @@ def test_gated_norm(level: str, cols: int) -> None:
         assert relative_error(op.run(level, [whole((9,))]).rows, want) < 1e-6
 
 
-@pytest.mark.parametrize("format", ["q8_32", "q8_256"])
+@pytest.mark.parametrize("format", ["q8_32", "q8_256", "q15_32"])
 @pytest.mark.parametrize("name", ["gate", "gated_norm"])
 def test_gates_can_quantise_their_output(level: str, name: str, format: str) -> None:
     op = rows_op(name, 544)

@@ -37,7 +37,7 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
-from zinc.testing.parity import SCALE_BLOCK, storage_error
+from zinc.testing.parity import MOST, SCALE_BLOCK, storage_error
 
 # -- inspect ------------------------------------------------------------------------------------
 
@@ -555,12 +555,12 @@ def test_verify_names_the_launch_that_departs(zinc, monkeypatch, fixture_model, 
 
 
 @given(
-    st.sampled_from(["q8_32", "q8_256"]),
+    st.sampled_from(sorted(MOST)),
     st.integers(1, 3),
     st.integers(1, 20),
     st.integers(0, 2**32 - 1),
 )
-def test_rounding_to_8_bits_stays_within_what_is_allowed(format, n_rows, n_blocks, seed):
+def test_rounding_to_integers_stays_within_what_is_allowed(format, n_rows, n_blocks, seed):
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((n_rows, 32 * n_blocks)) * 10 ** rng.uniform(-4, 4, 32 * n_blocks)
     rows = rows.astype(np.float32)
@@ -568,13 +568,13 @@ def test_rounding_to_8_bits_stays_within_what_is_allowed(format, n_rows, n_block
     for r in range(n_rows):
         for at in range(0, rows.shape[1], SCALE_BLOCK[format]):
             block = rows[r, at : at + SCALE_BLOCK[format]]
-            d = np.abs(block).max() / 127
+            d = np.abs(block).max() / MOST[format]
             found[r, at : at + len(block)] = np.round(block / d) * d
     allowed = storage_error(rows, format)
     error = relative_error(found, rows)
     assert error <= allowed
     # All values but the largest may be smaller than a step, so no smaller bound holds.
-    assert allowed <= 1.01 / 254 * SCALE_BLOCK[format] ** 0.5
+    assert allowed <= 1.01 / (2 * MOST[format]) * SCALE_BLOCK[format] ** 0.5
     assert storage_error(rows, "f32") == 0
 
 

@@ -82,4 +82,7 @@ def test_drafts_are_those_of_a_file_with_both(name: str, tmp_path: Path) -> None
             runs.run({s: len(ids) - 1})
             draft = runs.drafter.draft([s], {s.id: 4})[s.id]
             found.append((draft.tokens, draft.probabilities))
-    assert found[0] == found[1]
+    (tokens, probabilities), (their_tokens, theirs) = found
+    assert tokens == their_tokens
+    # The blocks of the second file are float32, and products with F16 weights round them.
+    np.testing.assert_allclose(probabilities, theirs, rtol=1e-2)

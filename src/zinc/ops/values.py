@@ -29,6 +29,7 @@ class RowFormat(StrEnum):
     F32 = "f32"
     Q8_32 = "q8_32"
     Q8_256 = "q8_256"
+    Q15_32 = "q15_32"
     BF16 = "bf16"
 
 

@@ -10,7 +10,7 @@ every block format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -33,14 +33,17 @@ from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, Weight
 from zinc.quant.blocks import BLOCKS, GGMLType
 
-# Number of values that share a scale in 8-bit formats.
-SCALE_BLOCK = {"q8_32": 32, "q8_256": 256}
+# Number of values that share a scale in integer formats, and the largest integer.
+SCALE_BLOCK = {"q8_32": 32, "q8_256": 256, "q15_32": 32}
+MOST = {"q8_32": 127, "q8_256": 127, "q15_32": 16383}
 # Error of attention with quantised keys and values.
 KV_TOLERANCE = {"f16": 0.0, "q8_0": 3e-2, "q4_0": 3e-1}
 # Kernels may round the rows that they multiply with quantised weights to 8 bits. That is an error
 # of 1 / 254 of a block's largest value, which partly averages out. Errors of consecutive products
 # add up, and the product of gate and up has larger peaks.
 QUANTISED_TOLERANCE = 1e-2
+# They may round F16 weights and the rows that they multiply with them to 15 bits, or rows to F16.
+HALF_TOLERANCE = 1e-3
 # Running all launches together must give the same result; if not, one did not wait for another.
 TOGETHER_TOLERANCE = 1e-6
 
@@ -169,8 +172,8 @@ def _compare(op: Op, case: Case, plan: Plan, step: Step, backend: Backend) -> li
 def storage_error(rows: FloatArray, format: str) -> float:
     """Return the largest relative error of storing `rows` as `format`.
 
-    In 8-bit formats a value changes by up to half a step, m / 254 with m the largest value of its
-    block; in bfloat16 by up to 2^-9 of itself.
+    In integer formats a value changes by up to half a step, m / 254 with 8 bits and m the largest
+    value of its block; in bfloat16 by up to 2^-9 of itself.
     """
     if format == "bf16":
         return 2**-8
@@ -179,7 +182,8 @@ def storage_error(rows: FloatArray, format: str) -> float:
         return 0.0
     starts = np.arange(0, rows.shape[1], SCALE_BLOCK[format])
     counts = np.diff([*starts, rows.shape[1]])
-    steps = np.maximum.reduceat(np.abs(rows).astype(np.float64), starts, axis=1) / 254
+    steps = np.maximum.reduceat(np.abs(rows).astype(np.float64), starts, axis=1)
+    steps /= 2 * MOST[format]
     return 1.01 * float(np.sqrt((counts * steps**2).sum())) / size
 
 
@@ -189,22 +193,28 @@ def case_tolerance(op: Op, case: Case) -> float:
     matrices = {
         x for node in products for x in node.inputs if isinstance(x, Weight) and not x.is_vector
     }
-    if any(map(_rounds_rows, matrices)):
-        return QUANTISED_TOLERANCE * len(matrices)
-    return op.tolerance
+    return max(op.tolerance, len(matrices) * _largest_rounding(matrices))
 
 
-def _rounds_rows(w: Weight) -> bool:
-    """Return whether a kernel may round the rows that it multiplies with the weight."""
-    return w.type is GGMLType.BF16 or BLOCKS[w.type].block_size > 1
+def _largest_rounding(weights: Iterable[Weight]) -> float:
+    """Return the largest error of rounding rows that a kernel multiplies with one of `weights`."""
+    return max(map(_rounding, weights), default=0.0)
+
+
+def _rounding(w: Weight) -> float:
+    if w.type is GGMLType.BF16 or BLOCKS[w.type].block_size > 1:
+        return QUANTISED_TOLERANCE
+    return HALF_TOLERANCE if w.type is GGMLType.F16 else 0.0
 
 
 def launch_tolerance(launch: Launch, kv_dtype: str) -> float:
     """Return the relative error that a launch of a model may make, given its inputs."""
     op = OPS[launch.kernel]
     tolerance = op.tolerance + (KV_TOLERANCE[kv_dtype] if op.reads_cache else 0.0)
+    weights = [x for x in launch.inputs if isinstance(x, Weight)]
     if op.has_matrices and op.signature.weight_format is None:  # the kernel itself rounds rows
-        weights = [x for x in launch.inputs if isinstance(x, Weight)]
         # Rows in a model have larger peaks than rows in a case.
-        tolerance += 2 * QUANTISED_TOLERANCE * any(map(_rounds_rows, weights))
+        tolerance += 2 * _largest_rounding(weights)
+    elif op.has_matrices and any(w.type is GGMLType.F16 for w in weights):
+        tolerance += HALF_TOLERANCE
     return tolerance

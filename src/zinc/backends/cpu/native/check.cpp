@@ -7,6 +7,7 @@ const char* format_name(RowFormat format) {
         case RowFormat::f32: return "f32";
         case RowFormat::q8_32: return "q8_32";
         case RowFormat::q8_256: return "q8_256";
+        case RowFormat::q15_32: return "q15_32";
         default: return "bf16";
     }
 }

@@ -22,7 +22,7 @@
 namespace zinc {
 
 // Storage formats of rows of activations in the arena. q8row.h describes the layouts.
-enum class RowFormat : uint8_t { f32, q8_32, q8_256, bf16 };
+enum class RowFormat : uint8_t { f32, q8_32, q8_256, q15_32, bf16 };
 
 // An owned, zeroed buffer. The system commits the pages of a large buffer when they are first touched, as
 // huge pages if it has them, so a KV cache for a long context costs only the part in use. The constructor

@@ -30,7 +30,8 @@ using Ints = Array<int32_t, 1>;
 using FloatArray = nb::ndarray<nb::numpy, float>;
 
 RowFormat parse_row_format(std::string_view name) {
-    for (RowFormat format : {RowFormat::f32, RowFormat::q8_32, RowFormat::q8_256, RowFormat::bf16})
+    for (RowFormat format :
+         {RowFormat::f32, RowFormat::q8_32, RowFormat::q8_256, RowFormat::q15_32, RowFormat::bf16})
         if (name == format_name(format)) return format;
     throw std::invalid_argument("no row format '" + std::string(name) + "'");
 }

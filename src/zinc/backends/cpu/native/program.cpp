@@ -44,7 +44,7 @@ void Program::place(Operand& o, Dim dim) {
     const int64_t offset = reinterpret_cast<intptr_t>(o.data);
     const int64_t size = static_cast<int64_t>(arena_.size), row = row_bytes(o.format, o.cols);
     require(o.cols > 0, "an operand has a negative number of columns");
-    require(o.format == RowFormat::f32 || o.format == RowFormat::bf16 || o.cols % 32 == 0,
+    require(has_whole_blocks(o.format, o.cols),
             "a quantised operand has " + std::to_string(o.cols) + " columns, not a multiple of 32");
     const bool one_row = o.stride == 0, floats = o.format == RowFormat::f32;
     const int64_t used = floats ? int64_t{o.cols} * 4 : row;
@@ -174,8 +174,12 @@ void Program::read(RowFormat format, int64_t offset, int64_t rows, int64_t cols,
         } else if (format == RowFormat::bf16) {
             const auto* halves = reinterpret_cast<const uint16_t*>(row);
             for (int64_t k = 0; k < cols; ++k) out[k] = bf16_to_f32(halves[k]);
+        } else if (format == RowFormat::q15_32) {
+            const auto* q = reinterpret_cast<const int16_t*>(row);
+            const auto* d = reinterpret_cast<const float*>(row + Q15Row(cols).d);
+            for (int64_t k = 0; k < cols; ++k) out[k] = d[k / 32] * static_cast<float>(q[k]);
         } else {
-            const int64_t block = format == RowFormat::q8_32 ? 32 : 256;
+            const int64_t block = format_block(format);
             const auto* d = reinterpret_cast<const float*>(row + Q8Row(format, cols).d);
             for (int64_t k = 0; k < cols; ++k)
                 out[k] = d[k / block] * static_cast<float>(static_cast<int8_t>(row[k]));

@@ -5,12 +5,14 @@
 //   bf16     uint16 [cols], zero to an even number
 //   q8_32    int8 [cols] | float d [nb] | float s [nb] | int16 sum16 [2 nb]          nb = cols / 32
 //   q8_256   int8 [cols] | float d [nb] | int16 sum32 [8 nb] | int16 sum16 [16 nb]   nb = ceil(cols / 256)
+//   q15_32   int16 [32 nb] | float d [nb]                                            nb = ceil(cols / 32)
 // clang-format on
 //
-// x = d * q with q in [-127, 127]. sum16 and sum32 are the sums of 16 and 32 consecutive q; s is d times the
-// sum of a block. Products with weights that have minimums or an offset need these sums, so they are computed
-// once, when a row is quantised. Every part starts at a multiple of 64 bytes. Quantised rows need cols % 32
-// == 0; the last block of q8_256 may be short, and the sums of its missing values are zero.
+// x = d * q with q in [-127, 127], or in [-16383, 16383] for 15 bits. sum16 and sum32 are the sums of 16 and
+// 32 consecutive q; s is d times the sum of a block. Products with weights that have minimums or an offset
+// need these sums, so they are computed once, when a row is quantised. Every part starts at a multiple of 64
+// bytes. Rows of 8 bits need cols % 32 == 0; the last block of q8_256 may be short, and the sums of its
+// missing values are zero. The last block of q15_32 may have any length; its missing values are zero.
 #pragma once
 
 #include "kernel.h"
@@ -40,6 +42,18 @@ struct Q8Row {
     }
 };
 
+// Byte offsets of the parts of a row of q15_32.
+struct Q15Row {
+    int64_t blocks, d, bytes;
+    constexpr explicit Q15Row(int64_t cols)
+        : blocks((cols + 31) / 32), d(blocks * 64), bytes(d + align64(blocks * 4)) {}
+};
+
+// Whether the format can store rows of `cols` columns.
+constexpr bool has_whole_blocks(RowFormat format, int64_t cols) {
+    return (format != RowFormat::q8_32 && format != RowFormat::q8_256) || cols % 32 == 0;
+}
+
 // Bytes from row to row. Never a multiple of 1 KiB, so that one column of many rows does not map to a few
 // cache sets.
 constexpr int64_t row_bytes(RowFormat format, int64_t cols) {
@@ -47,6 +61,7 @@ constexpr int64_t row_bytes(RowFormat format, int64_t cols) {
     switch (format) {
         case RowFormat::f32: bytes = align64(cols * 4); break;
         case RowFormat::bf16: bytes = align64((cols + cols % 2) * 2); break;
+        case RowFormat::q15_32: bytes = Q15Row(cols).bytes; break;
         default: bytes = Q8Row(format, cols).bytes;
     }
     return bytes % 1024 == 0 ? bytes + 64 : bytes;
@@ -54,7 +69,8 @@ constexpr int64_t row_bytes(RowFormat format, int64_t cols) {
 
 // Number of columns that share a scale.
 constexpr int format_block(RowFormat format) {
-    return format == RowFormat::q8_32 ? 32 : format == RowFormat::q8_256 ? 256 : 1;
+    if (format == RowFormat::q8_256) return 256;
+    return format == RowFormat::q8_32 || format == RowFormat::q15_32 ? 32 : 1;
 }
 
 #if defined(ZINC_LEVEL)

@@ -1,9 +1,12 @@
 // F32, F16 and BF16 weights. Tiles are [k][16 rows], rows of x are f32, and sums are fused multiply-adds in
 // order of k. If the machine has a bfloat16 dot product, BF16 tiles are [k / 2][16][2] and rows of x are
-// rounded to bfloat16.
+// rounded to bfloat16. If it has a fast dot product of 16-bit integers, F16 weights use it (half_tile.h).
 #include "../half.h"
 #include "gemm.h"
 #include "weights.h"
+#if defined(ZINC_HAS_FAST_DOT2)
+#include "half_tile.h"
+#endif
 
 namespace zinc::ZINC_LEVEL {
 namespace {
@@ -167,11 +170,19 @@ template <class F>
 constexpr WeightFormat kFormat{F::kName,      RowFormat::f32, 1,         F::kBytes, 0,
                                tile_bytes<F>, pack<F>,        decode<F>, matmul<F>};
 
-constexpr WeightFormat kAll[] = {kFormat<F32>, kFormat<F16>, kFormat<BF16>};
+#if defined(ZINC_HAS_FAST_DOT2)
+constexpr WeightFormat kHalf{
+    F16::kName,  RowFormat::q15_32, 1, F16::kBytes, 0, half_tile::tile_bytes, half_tile::pack,
+    decode<F16>, half_tile::matmul};
+#else
+constexpr WeightFormat kHalf = kFormat<F16>;
+#endif
+
+constexpr WeightFormat kAll[] = {kFormat<F32>, kHalf, kFormat<BF16>};
 #if defined(ZINC_HAS_BF16)
 constexpr WeightFormat kPairs{"BF16",     RowFormat::bf16, 1,           2, 0, Pairs::bytes,
                               pack_pairs, decode_pairs,    matmul_pairs};
-constexpr WeightFormat kAllWithPairs[] = {kFormat<F32>, kFormat<F16>, kPairs};
+constexpr WeightFormat kAllWithPairs[] = {kFormat<F32>, kHalf, kPairs};
 #endif
 
 }  // namespace

@@ -117,6 +117,10 @@ void to_floats(const Operand& x, int row, float* out) {
             else
                 for (int k = i; k < i + lanes; ++k) out[k] = bf16_to_f32(halves[k]);
         });
+    } else if (x.format == RowFormat::q15_32) {
+        const auto* q = reinterpret_cast<const int16_t*>(data);
+        const auto* d = reinterpret_cast<const float*>(data + Q15Row(x.cols).d);
+        for (int k = 0; k < x.cols; ++k) out[k] = d[k / 32] * static_cast<float>(q[k]);
     } else {
         const int block = format_block(x.format);
         const auto* q = reinterpret_cast<const int8_t*>(data);

@@ -46,7 +46,7 @@ void prepare(Launch& l, const Attrs& attrs) {
     p.n_experts = static_cast<int>(gate.planes);
     p.unit_bytes = gate.tile_bytes + (up ? up->tile_bytes : 0);
     require_runs_of(l, l.out[0], p.top_k, p.ff);
-    require(l, l.out[0].format == RowFormat::f32 || p.ff % 32 == 0, "h cannot be quantised in groups of 32");
+    require(l, has_whole_blocks(l.out[0].format, p.ff), "h cannot be quantised in groups of 32");
 }
 
 // Division of a step into chunks: heads (slots if there are few, else experts) x pieces of `step` tiles.

@@ -1,12 +1,14 @@
-// quantize: converts rows of floats to a format that matrix products read, 8-bit blocks or bfloat16.
+// quantize: converts rows of floats to a format that matrix products read: 8-bit or 15-bit blocks, or
+// bfloat16.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "../half.h"
 #include "../q8row.h"
 #include "../simd.h"
-#include "check.h"
+#include "rows.h"
 #include "table.h"
 
 namespace zinc::ZINC_LEVEL {
@@ -14,27 +16,36 @@ namespace {
 
 using in = operands::quantize;
 
-// Quantises one block of n values, n % 16 == 0. Stores q and the sum of every 16 q; returns the scale d.
-float quantize_block(const float* x, int n, int8_t* q, int32_t* sums16) {
+constexpr float kLeast = 1e-30f;  // a block whose values are all smaller is stored as zeros
+
+// The largest absolute value of n values; NaN if one of them is infinite or NaN.
+float largest(const float* x, int n) {
     // As integers, the bits of non-negative floats are ordered like the floats; infinity and NaN are the
     // largest.
     I32x16 top = I32x16::zero();
-    for (int i = 0; i < n; i += 16) top = max(top, bits(abs(F32x16::load(x + i))));
+    for_lanes(0, n, [&](int i, auto lanes) { top = max(top, bits(abs(load(x + i, lanes)))); });
     const int32_t top_bits = hmax(top);
-    if (top_bits >= 0x7f800000) {  // infinity or NaN: a scale of NaN makes every product NaN
-        std::memset(q, 0, static_cast<size_t>(n));
-        std::fill_n(sums16, n / 16, 0);
-        return std::numeric_limits<float>::quiet_NaN();
-    }
+    if (top_bits >= 0x7f800000) return std::numeric_limits<float>::quiet_NaN();
     float amax;
     std::memcpy(&amax, &top_bits, 4);
-    const F32x16 inverse = F32x16::set1(amax > 1e-30f ? 127.0f / amax : 0.0f);
+    return amax;
+}
+
+// Quantises one block of n values, n % 16 == 0. Stores q and the sum of every 16 q; returns the scale d.
+float quantize_block(const float* x, int n, int8_t* q, int32_t* sums16) {
+    const float amax = largest(x, n);
+    if (std::isnan(amax)) {  // a scale of NaN makes every product NaN
+        std::memset(q, 0, static_cast<size_t>(n));
+        std::fill_n(sums16, n / 16, 0);
+        return amax;
+    }
+    const F32x16 inverse = F32x16::set1(amax > kLeast ? 127.0f / amax : 0.0f);
     for (int i = 0; i < n; i += 16) {
         const I32x16 rounded = to_i32(F32x16::load(x + i) * inverse);
         rounded.store_i8(q + i);
         sums16[i / 16] = sum(rounded);
     }
-    return amax > 1e-30f ? amax / 127.0f : 0.0f;
+    return amax > kLeast ? amax / 127.0f : 0.0f;
 }
 
 // Quantises blocks [first, last) of a row of `cols` columns; x points at the first column of block `first`.
@@ -67,12 +78,29 @@ void quantize_256(const float* x, int64_t first, int64_t last, int cols, std::by
     }
 }
 
+void quantize_15(const float* x, int64_t first, int64_t last, int cols, std::byte* dst) {
+    constexpr float kMost = 16383;
+    auto* d = reinterpret_cast<float*>(dst + Q15Row(cols).d);
+    for (int64_t b = first; b < last; ++b, x += 32) {
+        auto* q = reinterpret_cast<int16_t*>(dst) + b * 32;
+        const int n = static_cast<int>(std::min<int64_t>(32, cols - b * 32));
+        const float amax = largest(x, n);
+        d[b] = amax <= kLeast ? 0.0f : amax / kMost;
+        int32_t rounded[32] = {};
+        const F32x16 inverse = F32x16::set1(kMost / amax);
+        if (amax > kLeast)  // neither NaN
+            for_lanes(0, n,
+                      [&](int i, auto lanes) { to_i32(load(x + i, lanes) * inverse).store(rounded + i); });
+        for (int i = 0; i < 32; ++i) q[i] = static_cast<int16_t>(rounded[i]);
+    }
+}
+
 void prepare(Launch& launch, const Attrs&) {
     require_operands(launch, in::n_inputs, 1);
     require_rows(launch, launch.in[in::x], "x", RowFormat::f32);
     const Operand& y = launch.out[0];
     require_rows(launch, y, "y", launch.in[in::x].cols);
-    require(launch, y.format != RowFormat::f32, "y must be q8_32, q8_256 or bf16");
+    require(launch, y.format != RowFormat::f32, "y must be q8_32, q8_256, q15_32 or bf16");
 }
 
 constexpr int kRowsPerChunk = 4;
@@ -95,6 +123,7 @@ void quantize_part(const float* x, int first, int n, int cols, RowFormat format,
         case RowFormat::f32: std::memmove(dst + int64_t{first} * 4, x, static_cast<size_t>(n) * 4); break;
         case RowFormat::q8_32: quantize_32(x, first / 32, (first + n) / 32, cols, dst); break;
         case RowFormat::q8_256: quantize_256(x, first / 256, (first + n + 255) / 256, cols, dst); break;
+        case RowFormat::q15_32: quantize_15(x, first / 32, (first + n + 31) / 32, cols, dst); break;
         case RowFormat::bf16: {
             auto* y = reinterpret_cast<uint16_t*>(dst) + first;
             for (int i = 0; i < n; ++i) y[i] = f32_to_bf16(x[i]);

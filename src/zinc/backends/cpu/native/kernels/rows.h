@@ -18,7 +18,7 @@ namespace zinc::ZINC_LEVEL {
 inline void require_output(const Launch& l, const Operand& o, const char* name, int cols) {
     require_rows(l, o, name, cols);
     require(
-        l, o.format == RowFormat::f32 || cols % 32 == 0,
+        l, has_whole_blocks(o.format, cols),
         std::string(name) + " of " + std::to_string(cols) + " columns cannot be quantised in groups of 32");
 }
 

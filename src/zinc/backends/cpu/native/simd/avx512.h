@@ -175,6 +175,19 @@ inline I32x16 dot2(I32x16 acc, I16x32 a, int32_t pair) {
     return {_mm512_dpwssd_epi32(acc.v, a.v, _mm512_set1_epi32(pair))};
 }
 
+// dot2 multiplies twice as many values as fma in the same time.
+#define ZINC_HAS_FAST_DOT2 1
+// dot2 with the same pair in all lanes of `pairs`. In assembly, because GCC would copy accumulators.
+inline I32x16 dot2(I32x16 acc, I16x32 a, I16x32 pairs) {
+    asm("vpdpwssd %2, %1, %0" : "+v"(acc.v) : "v"(a.v), "v"(pairs.v));
+    return acc;
+}
+inline I16x32 set1_pair(int32_t pair) { return {_mm512_set1_epi32(pair)}; }
+// Returns the pairs (even lane, odd lane) of values that fit in 16 bits.
+inline I16x32 pairs_of(I32x16 even, I32x16 odd) {
+    return {_mm512_mask_blend_epi16(0xaaaaaaaa, even.v, _mm512_slli_epi32(odd.v, 16))};
+}
+
 // Adds to each lane of acc the dot product of its four u8 with `four`, four s8.
 inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
     return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(four))};
