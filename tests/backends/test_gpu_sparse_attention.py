@@ -16,6 +16,7 @@ from present import computing
 
 from zinc.backends import api
 from zinc.backends.api import Backend, CacheLayout, TensorData
+from zinc.backends.cuda.lower import select_keys as tensor_cores
 from zinc.gpu.lower import select_keys
 from zinc.ops.cases import Case
 from zinc.ops.step import Step
@@ -54,8 +55,9 @@ def device(name: str, **options: Any) -> Backend:
 def test_equal_scores_of_many_positions_are_selected_in_order(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scores are small whole numbers. Each thread has several of them, as in a long context."""
+    """Scores are small whole numbers. Threads and blocks have several, as in a long context."""
     monkeypatch.setattr(select_keys, "SELECT_THREADS", 64)
+    monkeypatch.setattr(tensor_cores, "BLOCKS_PER_UNIT", 1)
     case = Case("long", 2, cached=900)
     case.returns(case.selection(5, 16, 300))
     np.testing.assert_array_equal(run(device(name), case), run(api.create("ref"), case))
