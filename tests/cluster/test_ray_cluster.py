@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from hub.fake_hub import FakeHub
-from server.serving import backend
+from present import of_embedded_model
 
 from zinc.engine.load.files import resolve_model
 
@@ -100,6 +100,9 @@ OFFICIAL = {"openai": chat_with_openai, "anthropic": chat_with_anthropic}
 def test_a_cluster_starts_answers_and_stops(cluster: Cluster, tmp_path):
     failed = cluster("up", "--replicas", "5")
     assert "there is no room for 5 replicas" in failed.stderr
+    failed = cluster("up", "a=a.gguf", "b=b.gguf", "--replicas", "3", "--memory", "1M")
+    assert "no room for 3 replicas of 'b'" in failed.stderr
+    assert "have room for 1 beside the other models" in failed.stderr
     failed = cluster("up", "--memory", "100T")
     assert (
         "there is no room for a replica: each takes 1 CPU and 110.0 TB of memory" in failed.stderr
@@ -109,7 +112,7 @@ def test_a_cluster_starts_answers_and_stops(cluster: Cluster, tmp_path):
     assert "a replica cannot start" in missing.stderr
     assert "missing.gguf" in missing.stderr
     assert missing.stderr.count("\n") == 1
-    options = ["--replicas", "2", "--port", str(PORT), "--backend", backend()]
+    options = ["--replicas", "2", "--port", str(PORT), "--backend", of_embedded_model()]
     done = cluster("up", *options)
     assert done.returncode == 0, done.stderr
     status = json.loads(cluster("status", "--json").stdout)
@@ -135,7 +138,7 @@ def test_each_model_has_replicas_that_updates_of_others_leave_alone(
     pulled = {"model": "test/demo:Q4_K_M", "cpus": 0.5, "replicas": 2, "serve": {"pull": True}}
 
     def up(models: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-        served = {"port": PORT, "backend": backend(), "context": 256}
+        served = {"port": PORT, "backend": of_embedded_model(), "context": 256}
         file.write_text(json.dumps({"serve": served, "models": models}))
         return cluster("up", "--config", str(file))
 
@@ -183,7 +186,16 @@ def listed() -> list[str]:
 @pytest.mark.parametrize("where", ["memory", "folder"])
 def test_replicas_fetch_what_others_have_run(cluster: Cluster, where: str, tmp_path):
     shared = "memory" if where == "memory" else str(tmp_path / "shared")
-    options = ["--replicas", "2", "--port", str(PORT), "--backend", backend(), "--router", "random"]
+    options = [
+        "--replicas",
+        "2",
+        "--port",
+        str(PORT),
+        "--backend",
+        of_embedded_model(),
+        "--router",
+        "random",
+    ]
     done = cluster("up", *options, "--share-prefixes", shared)
     assert done.returncode == 0, done.stderr
     text = "The river and the old stone bridge. " * 30

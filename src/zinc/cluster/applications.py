@@ -22,6 +22,10 @@ _PREFIX = "zinc-"
 _TOGETHER = "models"  # application of replicas that serve all models
 _SHARED_PART = 0.5  # of Ray's object store, for shared prefixes
 
+# Ray Serve runs a deployment in a thread beside its own, and passes each part of an answer between
+# them. In one thread, which the front and the server never block, requests take less time.
+_RUNTIME = {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}}
+
 # Options that replicas read.
 _READ = ("serve", "cpus", "gpus", "router", "share_prefixes")
 
@@ -56,6 +60,7 @@ def applications(options: ClusterOptions) -> list[ApplicationConfig]:
     settings = {
         "num_replicas": options.fronts,
         "graceful_shutdown_timeout_s": options.drain_s,
+        "ray_actor_options": {"num_cpus": 0, "runtime_env": _RUNTIME},
         "user_config": {"models": list(by_model)},
     }
     args = {"max_body": options.max_body_bytes, "separates_keys": options.separates_keys}
@@ -64,12 +69,12 @@ def applications(options: ClusterOptions) -> list[ApplicationConfig]:
 
 def _model(name: str, options: ClusterOptions) -> ApplicationConfig:
     given = options.changed()
-    resources = {"num_cpus": options.cpus, "num_gpus": options.gpus}
+    actor: dict[str, Any] = {"num_cpus": options.cpus, "num_gpus": options.gpus}
     if options.memory:
-        resources["memory"] = options.memory
+        actor["memory"] = options.memory
     settings: dict[str, Any] = {
         "graceful_shutdown_timeout_s": options.drain_s,
-        "ray_actor_options": resources,
+        "ray_actor_options": {**actor, "runtime_env": _RUNTIME},
     }
     if options.max_replicas:
         settings["autoscaling_config"] = {
