@@ -135,14 +135,14 @@ def test_each_model_has_replicas_that_updates_of_others_leave_alone(
 ):
     file = tmp_path / "cluster.json"
     small = {"model": str(resolve_model(None)), "cpus": 0.5}
-    pulled = {"model": "test/demo:Q4_K_M", "cpus": 0.5, "replicas": 2, "serve": {"pull": True}}
+    pulled = {"model": "test/demo:Q4_K_M", "cpus": 1.5, "replicas": 2, "serve": {"pull": True}}
 
     def up(models: dict[str, Any]) -> subprocess.CompletedProcess[str]:
         served = {"port": PORT, "backend": of_embedded_model(), "context": 256}
         file.write_text(json.dumps({"serve": served, "models": models}))
         return cluster("up", "--config", str(file))
 
-    done = up({"a": small, "b": small})
+    done = up({"a": {**small, "cpus": 3}, "b": small})
     assert done.returncode == 0, done.stderr
     (text, first), (other, second) = (ask_replica(16, model=name) for name in "ab")
     assert text == other
@@ -153,7 +153,7 @@ def test_each_model_has_replicas_that_updates_of_others_leave_alone(
     assert refused.value.code == 404
     assert "this server has a, b" in refused.value.read().decode()
 
-    # "a" goes, "b" gets another replica, and "c" is pulled where it runs.
+    # "a" goes and leaves its room to "c", which is pulled where it runs; "b" gets another replica.
     done = up({"b": {**small, "replicas": 2}, "c": pulled})
     assert done.returncode == 0, done.stderr
     status = json.loads(cluster("status", "--json").stdout)["models"]

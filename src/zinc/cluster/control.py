@@ -7,8 +7,8 @@ import re
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -20,6 +20,8 @@ from zinc.cli.text import size
 from zinc.cluster.app import target
 from zinc.cluster.applications import (
     FRONT_APPLICATION,
+    ApplicationConfig,
+    application_name,
     applications,
     is_of_cluster,
     model_of,
@@ -94,24 +96,35 @@ def up(options: ClusterOptions, host: str, port: int) -> None:
     Only replicas whose options changed are replaced, and their running answers end first. Models
     that `options` lacks are stopped. Raises a ZincError; a new cluster is stopped then.
     """
-    configs = applications(options)
+    *needed, front = applications(options)
     _check_room(options.by_model())
-    is_new = not serve.status().applications
+    running = serve.status().applications
     serve.start(http_options=HTTPOptions(host=host, port=port))
-    *needed, front = [target(each) for each in configs]
+    _remove(running, front, {each.name for each in needed})
     try:
-        serve.run_many(needed)
-        serve.run_many([front])
+        serve.run_many([target(each) for each in needed])
+        serve.run_many([target(front)])
     except RuntimeError:
-        error = _failure()
-        if is_new:
+        error = _failure([*needed, front])
+        if not running:
             serve.shutdown()  # or its address would stay that of the next cluster
         raise error from None
-    wanted = {each.name for each in configs}
-    for name in serve.status().applications:
-        if is_of_cluster(name) and name not in wanted:
-            serve.delete(name)
     _check_address(host, port)
+
+
+def _remove(running: Iterable[str], front: ApplicationConfig, needed: Collection[str]) -> None:
+    """Stop those models that run and are not `needed`, so that others find room.
+
+    The front forgets them first, unless it would have no model left.
+    """
+    ours = [name for name in running if is_of_cluster(name) and name != FRONT_APPLICATION]
+    gone = [name for name in ours if name not in needed]
+    kept = [m for m in front.settings["user_config"]["models"] if application_name(m) in ours]
+    if gone and kept:
+        settings = {**front.settings, "user_config": {"models": kept}}
+        serve.run_many([target(replace(front, settings=settings))])
+    for name in gone:
+        serve.delete(name)
 
 
 def status(dashboard: str) -> Status:
@@ -201,10 +214,10 @@ def _no_room(name: str, options: ClusterOptions, room: int, n_machines: int) -> 
     )
 
 
-def _failure() -> ZincError:
-    """Return the error of an application that failed."""
+def _failure(configs: Iterable[ApplicationConfig]) -> ZincError:
+    """Return the error of that one of the applications which failed."""
     found = serve.status().applications
-    ours = {name: each for name, each in found.items() if is_of_cluster(name)}
+    ours = {each.name: found[each.name] for each in configs if each.name in found}
     failed = [name for name, each in ours.items() if each.status == ApplicationStatus.DEPLOY_FAILED]
     name = next(iter(failed), FRONT_APPLICATION)
     model = model_of(name) if sum(model_of(each) is not None for each in ours) > 1 else None
