@@ -275,6 +275,7 @@ def ask(front: Front, method: str, path: str, body: object = None, **headers: st
         ("POST", "/lora-adapters?model=b", [{"id": 0}], "b"),
         ("POST", "/models/load", {"model": "b"}, "b"),
         ("GET", "/", None, "a"),
+        ("OPTIONS", "/v1/models", None, "a"),
     ],
 )
 def test_a_request_goes_to_the_model_that_it_names(method, path, body, model):

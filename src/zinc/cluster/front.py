@@ -129,7 +129,7 @@ class Front:
         models, path = self.models, scope["path"]
         if path == "/metrics":
             await self._metrics(request, answer)
-        elif path in LISTS and len(models) > 1:
+        elif path in LISTS and scope["method"] == "GET" and len(models) > 1:
             await self._list(request, answer)
         elif path in _HEALTH and len(models) > 1:
             await self._health(request, answer)
