@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.serving import backend
+from present import of_embedded_model
 
 from zinc.cluster import batch
 from zinc.core.errors import RequestError
@@ -49,7 +49,7 @@ def text(custom_id: str | None, **body: Any) -> str:
     )
 
 
-OPTIONS = {"backend": backend()}
+OPTIONS = {"backend": of_embedded_model()}
 
 
 def output(path: Any) -> list[dict[str, Any]]:
