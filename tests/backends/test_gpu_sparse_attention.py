@@ -32,7 +32,7 @@ DEVICES = [
             pytest.mark.every,
         ],
     ),
-    *[name for name in computing() if name == "vulkan"],
+    *[name for name in computing() if name in ("cuda", "vulkan")],
 ]
 TOKENS, TOP_K, BLOCK_TOKENS = 60, 30, 16
 TOLERANCE = {"f16": 1e-3, "q8_0": 1.5e-2}

@@ -122,9 +122,24 @@ def test_the_cpu_gives_the_same_bits_in_every_step(top_k: int, tmp_path: Path) -
         np.testing.assert_array_equal(run([n for n in sizes if n], threads, others), whole)
 
 
-def long_runner(path: Path, threads: int) -> Runner:
-    """Return a runner of two sequences of up to 416 tokens on the CPU."""
-    backend = api.create("cpu", threads)
+@ON_CPU
+@pytest.mark.every
+@pytest.mark.parametrize("backend", [name for name in computing() if name != "cpu"])
+def test_devices_become_sparse_within_a_sequence(backend: str, tmp_path: Path) -> None:
+    """Steps of up to 256 positions are dense; later ones attend to 256 of them."""
+    path = with_top_k("glmdsa", tmp_path, 256)
+    ids = np.random.default_rng(5).integers(0, 96, 330).astype(np.int32)
+    logits = []
+    for runner in (long_runner(path, 2), long_runner(path, 1, backend)):
+        cuts = np.split(ids, [200, 240, 243, 250, 253, 300, 326, 327, 328, 329])
+        logits.append(np.concatenate([runner.feed((0, part))[0] for part in cuts]))
+    want, got = logits
+    assert relative_error(got, want) <= 2e-3
+
+
+def long_runner(path: Path, threads: int, backend_name: str = "cpu") -> Runner:
+    """Return a runner of two sequences of up to 416 tokens."""
+    backend = api.create(backend_name, threads)
     with GGUFFile.open(path) as file:
         plan = make_plan(load(file)[1], backend, max_tokens=512, max_outputs=512)
         for w in plan.weights:

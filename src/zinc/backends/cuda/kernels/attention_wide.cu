@@ -125,11 +125,21 @@ struct Tiles : KeyRange
     }
 
 #if KV_Q8
-    /// Starts copies of the numbers and the scales of BK positions, which lie in a row.
+    /// Starts copies of the numbers and the scales of BK positions, which lie in a row unless each
+    /// thread has a selected one.
     template <uint DIM> MEMBER static void copyRaw(uint4* to, Plane plane, uint token)
     {
         constexpr uint NUMBERS = BK * DIM / 16, SCALES = RAW_CHUNKS(DIM) - NUMBERS;
         Chunks from = plane.chunksFrom(token, 0, DIM);
+#if SELECTED
+        each<DIM / 16>([&](uint row, uint i) {
+            copyAsync(to + row * (DIM / 16) + i, from.numbers + 16 * i, true);
+        });
+        each<DIM / 64>([&](uint row, uint i) {
+            copyWordAsync((uint*)(to + NUMBERS) + row * (DIM / 64) + i, (const uint*)from.scales + i);
+        });
+        return;
+#endif
         UNROLL for (uint i = 0; i < (NUMBERS + THREADS - 1) / THREADS; i++)
         {
             uint at = i * THREADS + threadIdx.x;

@@ -99,7 +99,8 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
     is_wide = max(state.head_dim, state.head_dim_v) > MAX_DIM
     if selected is not None:  # a tile has rows of one token
         seen = replace(bucket, sequences=bucket.tokens, keys=min(bucket.keys, selected.cols))
-        is_wide = is_wide and state.v_from_k and cache.dtype == "f16"
+        has_words = cache.dtype == "f16" or state.head_dim % 64 == 0  # of scales
+        is_wide = is_wide and state.v_from_k and has_words
     tile: AttentionTile | WideTile | None = None
     if bucket.tokens > 1 and selected is None:
         tile = choose_tile(state, n_heads, at, bucket)
