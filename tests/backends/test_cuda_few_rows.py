@@ -13,6 +13,7 @@ from zinc.gpu.lower.operands import ceil_div
 from zinc.gpu.tuned import TileKey
 from zinc.ops.cases import Case
 from zinc.ops.values import ActivationFn
+from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
 
 pytestmark = pytest.mark.skipif(emulated.COMPILER is None, reason="there is no g++")
@@ -84,3 +85,24 @@ def test_matrices_of_several_formats_share_the_compute_units() -> None:
     ]
     both = graph.concat_heads(parts[0], parts[1], n_heads=1)
     assert error_of(case.returns(graph.concat_heads(both, parts[2], n_heads=1))) <= TOLERANCE
+
+
+@pytest.mark.parametrize("has_weights", [True, pytest.param(False, marks=pytest.mark.every)])
+def test_a_product_of_normalised_rows_takes_several_turns_and_rounds(
+    has_weights: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first product stores rows of several rounds, and the second scales those of 2 warps."""
+    monkeypatch.setattr(tiles, "_gemm_few", lambda key: tiles.FewTile(1, 2))
+    monkeypatch.setattr(tiles, "MANY_WARPS", 2)
+    monkeypatch.setattr(tiles, "SUMS_BYTES", 1 << 14)
+    case = Case("normalised", n_tokens=6)
+    graph, residual, x = case.graph, case.rows(1280, scale=100.0), case.rows(512)
+    made = graph.linear(x, case.matrix(1280, 512, GGMLType.Q4_K, 512**-0.5), case.vector(1280))
+    made = graph.add(made, residual)
+    normalised = graph.rms_norm(made, case.vector(1280) if has_weights else None, eps=1e-5)
+    y = graph.linear(normalised, case.matrix(64, 1280, GGMLType.Q6_K, 1280**-0.5))
+    case.returns(graph.concat_heads(y, made, n_heads=1))
+    backend = emulated.backend()
+    plan = make_plan(case.graph, backend, max_tokens=6, max_outputs=6)
+    assert "linear_norm_linear" in {launch.kernel for launch in plan.launches}
+    assert error_of(case) <= TOLERANCE

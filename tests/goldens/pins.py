@@ -32,6 +32,7 @@ from zinc.gpu.graph import dispatch_graph
 from zinc.gpu.hazards import dependencies
 from zinc.models import load
 from zinc.ops.graph import Graph
+from zinc.ops.step import StepCondition
 from zinc.ops.values import Constant, KVState, RecurrentState, Weight
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import row_bytes
@@ -103,7 +104,7 @@ def _numbered(plan: Plan) -> Iterator[str]:
 
 def _numbers(plan: Plan) -> list[int]:
     """Return the number of each launch; an alternative has that of the last launch it replaces."""
-    counted = accumulate(x.when is None or x.when.negated for x in plan.launches)
+    counted = accumulate(not isinstance(x.when, StepCondition) for x in plan.launches)
     return [n - 1 for n in counted]
 
 

@@ -114,7 +114,7 @@ def test_launches_that_do_not_run_are_not_waited_for() -> None:
     lowerings = dict.fromkeys(("scale", "softcap", "embed"), lambda *_: [NO_WORK])
     kernels = replace(SLANG_KERNELS, lowerings=lowerings)
     first, *others = three_launches().launches
-    condition = StepCondition(tokens=1, min_keys=257)
+    condition = StepCondition((1, 1), min_keys=257)
     plan = replace(three_launches(), launches=(replace(first, when=condition), *others))
 
     def after(bucket: Bucket) -> list[tuple[int, tuple[int, ...]]]:

@@ -46,7 +46,7 @@ def case_of(
 
 
 def outputs(backend: Backend, case: Case, dtype: str, block_tokens: int) -> list[np.ndarray]:
-    """Return the outputs of a short sequence, a prompt in chunks, and both decoding together."""
+    """Return the outputs of a short sequence, a prompt in chunks, both decoding, and few tokens."""
     plan = make_plan(case.graph, backend, max_tokens=TOKENS, max_outputs=TOKENS)
     for w in plan.weights:
         values = np.ascontiguousarray(case.tensors[w.name])
@@ -57,8 +57,8 @@ def outputs(backend: Backend, case: Case, dtype: str, block_tokens: int) -> list
     tables = np.arange(2 * n_blocks, dtype=np.int32)[::-1].reshape(n_blocks, 2).T
     lengths = [0, 0]
     results = []
-    together = [(1, 1), (0, 1)]
-    for parts in ([(1, 21)], [(1, 1)], *[[(0, TOKENS)]] * 3, [(0, 1)], together, [(1, 1), (0, 2)]):
+    together, few = [(1, 1), (0, 1)], ([(1, 1), (0, 2)], [(1, 7), (0, 5)])
+    for parts in ([(1, 21)], [(1, 1)], *[[(0, TOKENS)]] * 3, [(0, 1)], together, *few):
         counts = [n for _, n in parts]
         n_tokens = sum(counts)
         positions = [lengths[s] + np.arange(n) for s, n in parts]

@@ -16,7 +16,7 @@ from zinc.formats.gguf import GGUFFile
 from zinc.gpu.bucket import Bucket
 from zinc.models import load
 from zinc.ops import OPS
-from zinc.ops.step import Step, StepCondition
+from zinc.ops.step import ONE_TOKEN, Otherwise, Step, StepCondition
 from zinc.plan.planner import make_plan
 
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
@@ -56,11 +56,11 @@ def step_of(ids: np.ndarray, first: int) -> Step:
     )
 
 
-def test_a_condition_and_its_negation_divide_all_steps() -> None:
-    condition = StepCondition(tokens=1, min_keys=257)
+def test_a_condition_and_its_complement_divide_all_steps() -> None:
+    condition = StepCondition((1, 1), min_keys=257)
     sizes = [(1, 257, True), (1, 5000, True), (1, 256, True), (2, 257, True)]
     assert [condition.holds(*size) for size in sizes] == [True, True, False, False]
-    assert [condition.negation().holds(*size) for size in sizes] == [False, False, True, True]
+    assert [Otherwise((condition,)).holds(*size) for size in sizes] == [False, False, True, True]
 
 
 def test_a_step_is_decode_if_every_sequence_has_one_token() -> None:
@@ -76,7 +76,7 @@ def test_a_step_is_decode_if_every_sequence_has_one_token() -> None:
         step = replace(first, ids=ids, seq_start=np.array(starts, np.int32), state_slot=slots)
         sizes = step.n_tokens, step.n_keys, step.is_decode
         assert step.is_decode is condition.holds(*sizes) is is_decode
-        assert condition.negation().holds(*sizes) is not is_decode
+        assert Otherwise((condition,)).holds(*sizes) is not is_decode
         assert Bucket.of_step(plan_of("qwen35"), step).is_decode is is_decode
 
 
@@ -87,7 +87,7 @@ def test_an_alternative_follows_the_launches_that_it_replaces(name: str) -> None
     assert fused
     for attention, alternative in fused:
         assert attention.kernel == "attention"
-        assert attention.when == alternative.when.negation()
+        assert attention.when == Otherwise((alternative.when,))
         assert attention.outputs == alternative.outputs
     assert not any(x.when for x in plan.without_alternatives().launches)
 
@@ -121,10 +121,10 @@ def test_norm_route_replaces_all_launches_from_the_norm_to_the_sort() -> None:
         kernels = [launch.kernel for launch in plan.launches]
         at = kernels.index("norm_route")
         launch, replaced = plan.launches[at], plan.launches[at - 5 : at]
-        assert launch.when == StepCondition(tokens=1)
+        assert launch.when == ONE_TOKEN
         wanted = ["rms_norm", "quantize", "linear", "route", "group_experts"]
         assert [x.kernel for x in replaced] == wanted
-        assert all(x.when == launch.when.negation() for x in replaced)
+        assert all(x.when == Otherwise((launch.when,)) for x in replaced)
         assert list(launch.outputs) == [out for x in replaced[1:] for out in x.outputs]
 
 

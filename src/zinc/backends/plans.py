@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 from zinc.ops.registry import OPS, Cost, Phase
-from zinc.ops.step import Step, StepCondition
+from zinc.ops.step import Otherwise, Step, StepCondition
 from zinc.ops.values import (
     AttrValue,
     Constant,
@@ -63,7 +63,7 @@ class Launch:
     attrs: tuple[tuple[str, AttrValue], ...]
     cost: Cost
     label: str
-    when: StepCondition | None = None
+    when: StepCondition | Otherwise | None = None
 
     def runs(self, tokens: int, keys: int, is_decode: bool) -> bool:
         """Return whether it runs in a step with these sizes (`StepCondition`)."""
@@ -111,7 +111,7 @@ class Plan:
 
     def without_alternatives(self) -> Plan:
         """Return the plan whose launches all run in every step."""
-        kept = [x for x in self.launches if x.when is None or x.when.negated]
+        kept = [x for x in self.launches if not isinstance(x.when, StepCondition)]
         return replace(self, launches=tuple(replace(x, when=None) for x in kept))
 
     @property

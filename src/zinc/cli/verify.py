@@ -109,10 +109,12 @@ def _deep_enough(options: LoadOptions) -> LoadOptions:
     them.
     """
     from zinc.engine.load.planned import plan_model
+    from zinc.ops.step import StepCondition
 
     with plan_model(options) as planned:
         launches = [launch for plan in planned.plans for launch in plan.launches]
-        keys = max((launch.when.min_keys for launch in launches if launch.when), default=0)
+        conditions = [x.when for x in launches if isinstance(x.when, StepCondition)]
+        keys = max((condition.min_keys for condition in conditions), default=0)
         if (options.context or 0) < keys <= planned.spec.context:
             return replace(options, context=keys)
     return options

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from zinc.ops.operands import Kind
 from zinc.ops.registry import OPS
-from zinc.ops.step import StepCondition
+from zinc.ops.step import Otherwise, StepCondition
 from zinc.ops.values import (
     ActivationFn,
     AttrValue,
@@ -38,7 +38,7 @@ class Node:
     outputs: tuple[Value, ...]
     attrs: Mapping[str, AttrValue] = field(default_factory=lambda: MappingProxyType({}))
     label: str = ""
-    when: StepCondition | None = None  # None: in every step
+    when: StepCondition | Otherwise | None = None  # None: in every step
 
     def input(self, name: str, part: int = 0) -> Input:
         """Return the operand `name` of the op, of part `part` if it is repeated."""

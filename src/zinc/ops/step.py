@@ -12,6 +12,8 @@ from zinc.ops.values import Dim, FloatArray
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
 
+MOST_TOKENS = 1 << 31  # more than a step can have
+
 
 class SampleParams(NamedTuple):
     """Parameters with which the device samples the token of an output row (`zinc.ops.sampling`).
@@ -45,35 +47,56 @@ SampleParamsArray: TypeAlias = npt.NDArray[np.void]
 
 @dataclass(frozen=True, slots=True)
 class StepCondition:
-    """A condition on a step: `tokens` tokens (0: any number) and at least `min_keys` keys.
+    """A condition on a step: `tokens` tokens, first to last, and at least `min_keys` keys.
 
     Keys are the cached positions of the longest sequence after the step. is_decode: every sequence
-    has exactly one token. A launch with a condition runs in the steps that meet it; if `negated`,
-    in all other steps.
+    has exactly one token, or the step has at most the tokens and the keys of a pair of `or_few`. A
+    launch with a condition runs in the steps that meet it.
     """
 
-    tokens: int = 0
+    tokens: tuple[int, int] = (1, MOST_TOKENS)
     min_keys: int = 0
     is_decode: bool = False
-    negated: bool = False
+    or_few: tuple[tuple[int, int], ...] = ()
 
     def holds(self, tokens: int, keys: int, is_decode: bool) -> bool:
-        """Return whether the launch runs in a step with these sizes (`Step`)."""
-        meets = self.tokens in (0, tokens) and keys >= self.min_keys
-        return (meets and (is_decode or not self.is_decode)) is not self.negated
+        """Return whether a step with these sizes (`Step`) meets the condition."""
+        first, last = self.tokens
+        is_few = any(tokens <= most and keys <= deepest for most, deepest in self.or_few)
+        meets = first <= tokens <= last and keys >= self.min_keys
+        return meets and (is_decode or is_few or not self.is_decode)
 
-    def negation(self) -> StepCondition:
-        """Return the condition of the launches that run in all other steps."""
-        return replace(self, negated=not self.negated)
+    def excludes(self, other: StepCondition) -> bool:
+        """Return whether no step meets both conditions, because of its tokens."""
+        return self.tokens[1] < other.tokens[0] or other.tokens[1] < self.tokens[0]
 
     def __str__(self) -> str:
-        if self.negated:
-            return "otherwise"
+        first, last = self.tokens
         if self.is_decode:
-            tokens = "1 token a sequence"
+            few = [f"up to {most} after {keys}" for most, keys in self.or_few]
+            tokens = ", or ".join(["1 token a sequence", *few])
+        elif first == last:
+            tokens = "1 token" if first == 1 else f"{first} tokens"
         else:
-            tokens = "1 token" if self.tokens == 1 else f"{self.tokens} tokens"
+            tokens = f"{first} to {last} tokens" if last < MOST_TOKENS else f"{first}+ tokens"
         return f"{tokens}, {self.min_keys}+ keys" if self.min_keys else tokens
+
+
+ONE_TOKEN = StepCondition((1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Otherwise:
+    """The condition of a launch that alternatives replace: the step meets none of `conditions`."""
+
+    conditions: tuple[StepCondition, ...]
+
+    def holds(self, tokens: int, keys: int, is_decode: bool) -> bool:
+        """Return whether a step with these sizes (`Step`) meets none of the conditions."""
+        return not any(x.holds(tokens, keys, is_decode) for x in self.conditions)
+
+    def __str__(self) -> str:
+        return "otherwise"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,21 @@
 
 Most fusions apply in every step. A fused node that is faster in some steps only is added after the
 chain of nodes that it replaces, and each of these has a condition that says in which steps it runs.
-Both ways compute the same values at the same addresses, so alternatives need no memory of their own
-and are added after memory is assigned. Their inputs may have to be kept longer (`held_inputs`).
+A node can have several alternatives, for different numbers of tokens. All ways compute the same
+values at the same addresses, so alternatives need no memory of their own and are added after memory
+is assigned. Their inputs may have to be kept longer (`held_inputs`).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zinc.ops import OPS
 from zinc.ops.graph import Node
 from zinc.ops.registry import Alternative
-from zinc.ops.step import StepCondition
+from zinc.ops.step import Otherwise, StepCondition
 from zinc.ops.values import Value
 from zinc.plan.passes import uses
 
@@ -29,13 +31,11 @@ def add_alternatives(
     `runs_fused` returns the steps in which the backend runs a fused node, None if it has no kernel.
     """
     chains = list(_chains(nodes, runs_fused))
-    replaced = {i: chain.condition.negation() for chain in chains for i in chain.indices}
-    fused = {chain.indices[-1]: replace(chain.node, when=chain.condition) for chain in chains}
     result: list[Node] = []
     for i, node in enumerate(nodes):
-        result.append(replace(node, when=replaced[i]) if i in replaced else node)
-        if i in fused:
-            result.append(fused[i])
+        conditions = tuple(chain.condition for chain in chains if i in chain.indices)
+        result.append(replace(node, when=Otherwise(conditions)) if conditions else node)
+        result += [replace(x.node, when=x.condition) for x in chains if x.indices[-1] == i]
     return result
 
 
@@ -69,18 +69,20 @@ def _chains(
 ) -> Iterator[_Chain]:
     used = uses(nodes, None)
     made = {value.id: i for i, node in enumerate(nodes) for value in node.outputs}
-    taken: set[int] = set()
+    taken: defaultdict[int, list[StepCondition]] = defaultdict(list)
     for last in reversed(range(len(nodes))):
         for alternative in ALTERNATIVES:
             indices = _chain(nodes, alternative, last, made, used)
-            if indices is None or not taken.isdisjoint(indices):
+            if indices is None or not _is_made_in_time(nodes, indices):
                 continue
             node = alternative.fuse(*(nodes[i] for i in indices))
             condition = runs_fused(node) if node is not None else None
-            if node is not None and condition is not None and _is_made_in_time(nodes, indices):
-                taken.update(indices)
+            if node is None or condition is None:
+                continue
+            if all(condition.excludes(other) for i in indices for other in taken[i]):
+                for i in indices:
+                    taken[i].append(condition)
                 yield _Chain(tuple(sorted(indices)), node, condition)
-                break
 
 
 def _chain(

@@ -240,9 +240,14 @@ class FewTile:
         slots = 2 * self.warps if key.weights == 2 else self.warps + 1
         return slots * FEW_TILE_ROWS * self.batch * 4
 
-    def shares(self, features: Features, key: TileKey, n_tiles: int) -> Shares:
-        """Return how the blocks of products that run side by side share their `n_tiles` tiles."""
-        stripe = BLOCK_ROWS // FEW_TILE_ROWS if key.stores_blocks else 1
+    def shares(
+        self, features: Features, key: TileKey, n_tiles: int, stores_norm: bool = False
+    ) -> Shares:
+        """Return how the blocks of products that run side by side share their `n_tiles` tiles.
+
+        stores_norm: the output is stored by blocks for a product of its norm too.
+        """
+        stripe = BLOCK_ROWS // FEW_TILE_ROWS if key.stores_blocks or stores_norm else 1
         blocks = features.compute_units * self.blocks
         each = ceil_div(ceil_div(n_tiles, stripe), blocks)
         most_bytes = min(SUMS_BYTES, features.most_shared_bytes - OTHER_SHARED_BYTES)

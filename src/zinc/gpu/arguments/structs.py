@@ -213,8 +213,10 @@ class GemvArguments(Struct):
     second: GemvPart
     third: GemvPart
     fourth: GemvPart
-    norm: Annotated[Bytes, "weights of the norm of x"]
+    norm: Annotated[Bytes, "weights of the norm of x, or of y for `unscaled`"]
+    unscaled: Annotated[Bytes, "rows of y for a product of its norm (unscaled_rows.cuh)"]
     x_stride: U32
+    unscaled_stride: U32
     dim: U32
     tiles: Annotated[U32, "tiles of all parts"]
     eps: F32

@@ -110,7 +110,7 @@ def rope_attention_steps(node: Node) -> StepCondition | None:
     assert isinstance(state, KVState)
     if not prepares_heads(node) or 0 < state.window <= SHALLOW_KEYS:
         return None
-    return StepCondition(tokens=1, min_keys=SHALLOW_KEYS + 1)
+    return StepCondition((1, 1), min_keys=SHALLOW_KEYS + 1)
 
 
 def prepares_heads(node: Node) -> bool:

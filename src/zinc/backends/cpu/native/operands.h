@@ -76,6 +76,22 @@ struct linear_glu {
     enum : size_t { x, gate, up, gate_bias, up_bias, n_inputs };
 };
 
+struct rms_norm {
+    enum : size_t { x, weight, residual, n_inputs };
+};
+
+struct layer_norm {
+    enum : size_t { x, weight, bias, n_inputs };
+};
+
+struct match_rms {
+    enum : size_t { x, like, n_inputs };
+};
+
+struct statistical_top {
+    enum : size_t { x, n_inputs };
+};
+
 struct lora {
     enum : size_t { x };
     static constexpr size_t y(size_t part) { return 1 + 3 * part; }
@@ -102,22 +118,6 @@ struct moe_glu {
 
 struct moe_down {
     enum : size_t { h, order, starts, routes, down, bias, scale, residual, n_inputs };
-};
-
-struct rms_norm {
-    enum : size_t { x, weight, residual, n_inputs };
-};
-
-struct layer_norm {
-    enum : size_t { x, weight, bias, n_inputs };
-};
-
-struct match_rms {
-    enum : size_t { x, like, n_inputs };
-};
-
-struct statistical_top {
-    enum : size_t { x, n_inputs };
 };
 
 struct delta_rule {

@@ -1,6 +1,7 @@
-// Attention of one token of each sequence on tensor cores (decode). A block takes a split of the keys
-// (grid.x) of one token (grid.z) for EACH heads, at most 8, that share a KV head (part of grid.y). A
-// warp multiplies KEYS keys at once, 8 or 16.
+// Attention of few tokens on tensor cores (decode, and verification of drafts). A block takes a split
+// of the keys (grid.x) of one token or a tile of tokens (grid.z) for EACH heads that share a KV head
+// (part of grid.y). These are 8 queries, or 16 of heads up to 128 wide. A warp multiplies KEYS keys
+// at once, 8 or 16.
 // Keys and values go from memory straight to the registers of tensor core operands (mma.cuh): a
 // product adds up over dimensions in any order, if both operands have the same one.
 //   WAVES    warps of a block, each of which takes every WAVES-th group of keys
@@ -13,16 +14,18 @@
 #define THREADS (WAVES * SUBGROUP)
 #define KEY_CHUNKS (HEAD_DIM / 32) // of a lane, for one key
 #define VALUE_CHUNKS (HEAD_DIM_V / 64)
-#define FOURS (EACH * HEAD_DIM_V / 4)
+#define FOURS (ROWS * HEAD_DIM_V / 4)
 #define SUMS (WAVES * FOURS)
+#define GROUPS ((ROWS + 7) / 8) // of 8 queries
 #define IS_WIDE (HEAD_DIM > 128) // queries do not fit into registers
 #include "few_queries.cuh"
 #include "mma.cuh"
 
-SHARED float4 shared_floats[SUMS > HEADS_FLOAT4S ? SUMS : HEADS_FLOAT4S]; // heads, later sums
-DEVICE float4 loadShared(uint i) { return shared_floats[i]; }
-DEVICE void storeShared(uint i, float4 x) { shared_floats[i] = x; }
-SHARED float2 totals[WAVES][EACH]; // maximum and sum of the softmax
+DYNAMIC_SHARED(sharedBytes, 16 * (SUMS > HEADS_FLOAT4S ? SUMS : HEADS_FLOAT4S)); // heads, later sums
+DEVICE float4& sharedFour(uint i) { return ((float4*)sharedBytes)[i]; }
+DEVICE float4 loadShared(uint i) { return sharedFour(i); }
+DEVICE void storeShared(uint i, float4 x) { sharedFour(i) = x; }
+SHARED float2 totals[WAVES][ROWS]; // maximum and sum of the softmax
 #ifdef CLUSTER
 #include "merge_cluster.cuh"
 #else
@@ -44,12 +47,15 @@ struct Keys
                 chunks[t][c] = from.at(8 * t, 4 * c, HEAD_DIM);
     }
 
-    /// Replaces key `i` by that of the token itself.
-    MEMBER void replace(uint i, uint g, uint q)
+    /// Replaces the keys of tokens in this step, given those from position `at` on.
+    MEMBER void replace(const KeySplit& split, uint at, uint g, uint q)
     {
         UNROLL for (uint t = 0; t < KEYS / 8; t++)
+        {
+            const uint i = at + 8 * t + g - split.ownPosition(); // large before the first one
             UNROLL for (uint c = 0; c < KEY_CHUNKS; c++)
-                if (8 * t + g == i) chunks[t][c] = own_chunks[4 * c + q];
+                if (i < split.end - split.ownPosition()) chunks[t][c] = own_chunks[i * OWN_CHUNKS + 4 * c + q];
+        }
     }
 };
 
@@ -70,11 +76,15 @@ struct Values
                 chunks[k][c] = from.at(keyOf(k, 0), 8 * c, HEAD_DIM_V);
     }
 
-    MEMBER void replace(uint i, uint g, uint q)
+    MEMBER void replace(const KeySplit& split, uint at, uint g, uint q)
     {
         UNROLL for (uint k = 0; k < KEYS / 4; k++)
+        {
+            const uint i = at + keyOf(k, q) - split.ownPosition();
             UNROLL for (uint c = 0; c < VALUE_CHUNKS; c++)
-                if (keyOf(k, q) == i) chunks[k][c] = own_chunks[OWN_VALUE + 8 * c + g];
+                if (i < split.end - split.ownPosition())
+                    chunks[k][c] = own_chunks[i * OWN_CHUNKS + OWN_VALUE + 8 * c + g];
+        }
     }
 };
 
@@ -88,56 +98,66 @@ DEVICE uint pairOf(uint a, uint b, uint half)
 SHARED uint2 query_words[2 * KEY_CHUNKS][SUBGROUP];
 #endif
 
-/// The queries: a lane has dimensions 32 c + 8 q to 32 c + 8 q + 7 of head g. Those of wide heads do
-/// not fit into registers.
+/// The queries: a lane has dimensions 32 c + 8 q to 32 c + 8 q + 7 of query g of each group. Those of
+/// wide heads do not fit into registers.
 struct Queries
 {
 #if IS_WIDE
+    static_assert(GROUPS == 1);
+
     MEMBER void load(ARGS, KeySplit split, uint wave, uint lane)
     {
         for (uint i = wave; i < 2 * KEY_CHUNKS; i += WAVES)
-            query_words[i][lane] = wordsOf(args, split, i, lane);
+            query_words[i][lane] = wordsOf(args, split, 0, i, lane);
     }
 
-    MEMBER uint2 words(uint i, uint lane) const { return query_words[i][lane]; }
+    MEMBER uint2 words(uint group, uint i, uint lane) const { return query_words[i][lane]; }
 #else
-    uint2 own[2 * KEY_CHUNKS];
+    uint2 own[GROUPS][2 * KEY_CHUNKS];
 
     MEMBER void load(ARGS, KeySplit split, uint wave, uint lane)
     {
-        UNROLL for (uint i = 0; i < 2 * KEY_CHUNKS; i++) own[i] = wordsOf(args, split, i, lane);
+        UNROLL for (uint h = 0; h < GROUPS; h++)
+            UNROLL for (uint i = 0; i < 2 * KEY_CHUNKS; i++)
+                own[h][i] = wordsOf(args, split, h, i, lane);
     }
 
-    MEMBER uint2 words(uint i, uint lane) const { return own[i]; }
+    MEMBER uint2 words(uint group, uint i, uint lane) const { return own[group][i]; }
 #endif
 
     /// Half i % 2 of the dimensions of chunk i / 2.
-    MEMBER static uint2 wordsOf(ARGS, KeySplit split, uint i, uint lane)
+    MEMBER static uint2 wordsOf(ARGS, KeySplit split, uint group, uint i, uint lane)
     {
-        const uint head = min(lane / 4, EACH - 1);
+        const uint r = min(8 * group + lane / 4, ROWS - 1);
         const uint first = 32 * (i / 2) + 8 * (lane % 4) + 4 * (i % 2);
-        const float4 x = args.scale * split.queryFour(args, head, first);
+        const float4 x = args.scale * split.queryFour(args, r, first);
         return uint2(packHalves(x.x, x.y), packHalves(x.z, x.w));
     }
 };
 
-/// What a warp has of the heads. A lane has the softmax of head g, over its keys, and sums of heads
-/// 2 q and 2 q + 1.
-struct WarpHeads
+/// What a warp has of the queries. A lane has the softmax of query g of each group, over its keys, and
+/// sums of queries 2 q and 2 q + 1.
+struct WarpQueries
 {
     Queries queries;
-    float sums[4 * VALUE_CHUNKS][4];
-    OnlineSoftmax running;
+    float sums[GROUPS][4 * VALUE_CHUNKS][4];
+    OnlineSoftmax running[GROUPS];
+    uint first[GROUPS], last[GROUPS]; // positions that query g of a group sees
 
-    MEMBER WarpHeads(ARGS, KeySplit split, uint wave, uint lane)
+    MEMBER WarpQueries(ARGS, KeySplit split, uint wave, uint lane)
     {
         queries.load(args, split, wave, lane);
-        UNROLL for (uint n = 0; n < 4 * VALUE_CHUNKS; n++)
-            UNROLL for (uint i = 0; i < 4; i++) sums[n][i] = 0;
-        running = emptySoftmax();
+        UNROLL for (uint h = 0; h < GROUPS; h++)
+        {
+            UNROLL for (uint n = 0; n < 4 * VALUE_CHUNKS; n++)
+                UNROLL for (uint i = 0; i < 4; i++) sums[h][n][i] = 0;
+            running[h] = emptySoftmax();
+            last[h] = split.positionOf(8 * h + lane / 4);
+            first[h] = HAS_TILES ? split.firstKey(args, last[h]) : split.first;
+        }
     }
 
-    /// Scores keys: scores[t][i] is that of head g and key 8 t + 2 q + i. Others are not used.
+    /// Scores keys: scores[t][2 h + i] is that of query g of group h and key 8 t + 2 q + i.
     MEMBER void score(const Keys& keys, uint lane, float (&scores)[KEYS / 8][4]) const
     {
         UNROLL for (uint t = 0; t < KEYS / 8; t++)
@@ -148,8 +168,13 @@ struct WarpHeads
                 const uint4 k = packHalves(keys.chunks[t][c]);
                 UNROLL for (uint side = 0; side < 2; side++)
                 {
-                    const uint2 x = queries.words(2 * c + side, lane);
-                    const uint a[4] = { x.x, 0, x.y, 0 };
+                    uint a[4] = {};
+                    UNROLL for (uint h = 0; h < GROUPS; h++)
+                    {
+                        const uint2 x = queries.words(h, 2 * c + side, lane);
+                        a[h] = x.x;
+                        a[h + 2] = x.y;
+                    }
                     multiplyTiles(scores[t], a, k[2 * side], k[2 * side + 1]);
                 }
             }
@@ -159,36 +184,44 @@ struct WarpHeads
     /// Turns scores of the keys from `at` on into weights of values, and scales the sums.
     MEMBER void weigh(ARGS, KeySplit split, uint at, uint q, float (&scores)[KEYS / 8][4])
     {
-        float maximum = running.maximum;
-        UNROLL for (uint t = 0; t < KEYS / 8; t++)
-            UNROLL for (uint i = 0; i < 2; i++)
-            {
-                const uint key = at + 8 * t + 2 * q + i;
-                const bool is_visible = key >= split.first && key < split.end;
-                scores[t][i] = is_visible ? scaledScore(scores[t][i], args.softcap) : MASKED;
-                maximum = max(maximum, scores[t][i]);
-            }
-        maximum = max(maximum, shuffleXor<4>(maximum, 1));
-        maximum = max(maximum, shuffleXor<4>(maximum, 2));
-        const float correction = exp2(running.maximum - maximum);
-        running.maximum = maximum;
-        running.sum *= correction;
-        UNROLL for (uint t = 0; t < KEYS / 8; t++)
-            UNROLL for (uint i = 0; i < 2; i++)
-            {
-                scores[t][i] = scores[t][i] > MASKED ? exp2(scores[t][i] - maximum) : 0.0f;
-                running.sum += scores[t][i];
-            }
-        const float corrections[2] = { ofHead(correction, 2 * q), ofHead(correction, 2 * q + 1) };
-        UNROLL for (uint n = 0; n < 4 * VALUE_CHUNKS; n++)
-            UNROLL for (uint i = 0; i < 4; i++) sums[n][i] *= corrections[i % 2];
+        UNROLL for (uint h = 0; h < GROUPS; h++)
+        {
+            float maximum = running[h].maximum;
+            UNROLL for (uint t = 0; t < KEYS / 8; t++)
+                UNROLL for (uint i = 0; i < 2; i++)
+                {
+                    const uint key = at + 8 * t + 2 * q + i;
+                    const bool is_visible
+                        = key >= first[h] && key < split.end && (!HAS_TILES || key <= last[h]);
+                    float& x = scores[t][2 * h + i];
+                    x = is_visible ? scaledScore(x, args.softcap) : MASKED;
+                    maximum = max(maximum, x);
+                }
+            maximum = max(maximum, shuffleXor<4>(maximum, 1));
+            maximum = max(maximum, shuffleXor<4>(maximum, 2));
+            const float correction = exp2(running[h].maximum - maximum);
+            running[h].maximum = maximum;
+            running[h].sum *= correction;
+            UNROLL for (uint t = 0; t < KEYS / 8; t++)
+                UNROLL for (uint i = 0; i < 2; i++)
+                {
+                    float& x = scores[t][2 * h + i];
+                    x = x > MASKED ? exp2(x - maximum) : 0.0f;
+                    running[h].sum += x;
+                }
+            const float corrections[2] = { ofQuery(correction, 2 * q), ofQuery(correction, 2 * q + 1) };
+            UNROLL for (uint n = 0; n < 4 * VALUE_CHUNKS; n++)
+                UNROLL for (uint i = 0; i < 4; i++) sums[h][n][i] *= corrections[i % 2];
+        }
     }
 
     /// Adds values times their weights.
     MEMBER void add(const Values& values, const float (&weights)[KEYS / 8][4])
     {
-        uint b[2] = { 0, 0 };
-        UNROLL for (uint t = 0; t < KEYS / 8; t++) b[t] = packHalves(weights[t][0], weights[t][1]);
+        uint b[GROUPS][2] = {};
+        UNROLL for (uint h = 0; h < GROUPS; h++)
+            UNROLL for (uint t = 0; t < KEYS / 8; t++)
+                b[h][t] = packHalves(weights[t][2 * h], weights[t][2 * h + 1]);
         UNROLL for (uint c = 0; c < VALUE_CHUNKS; c++)
         {
             uint4 v[4] = { 0, 0, 0, 0 };
@@ -197,7 +230,8 @@ struct WarpHeads
             {
                 const uint a[4] = { pairOf(v[0][m], v[1][m], 0), pairOf(v[0][m], v[1][m], 1),
                     pairOf(v[2][m], v[3][m], 0), pairOf(v[2][m], v[3][m], 1) };
-                multiplyTiles(sums[4 * c + m], a, b[0], b[1]);
+                UNROLL for (uint h = 0; h < GROUPS; h++)
+                    multiplyTiles(sums[h][4 * c + m], a, b[h][0], b[h][1]);
             }
         }
     }
@@ -205,30 +239,31 @@ struct WarpHeads
     /// Leaves sums and totals of the warp in shared memory.
     MEMBER void share(uint wave, uint g, uint q)
     {
-        running.sum += shuffleXor<4>(running.sum, 1);
-        running.sum += shuffleXor<4>(running.sum, 2);
-        if (q == 0 && g < EACH) totals[wave][g] = float2(running.maximum, running.sum);
-        UNROLL for (uint i = 0; i < 2; i++)
+        UNROLL for (uint h = 0; h < GROUPS; h++)
         {
-            const uint head = 2 * q + i;
-            if (head >= EACH) continue;
-            UNROLL for (uint c = 0; c < VALUE_CHUNKS; c++)
+            OnlineSoftmax& own = running[h];
+            own.sum += shuffleXor<4>(own.sum, 1);
+            own.sum += shuffleXor<4>(own.sum, 2);
+            if (q == 0 && 8 * h + g < ROWS) totals[wave][8 * h + g] = float2(own.maximum, own.sum);
+            UNROLL for (uint i = 0; i < 2; i++)
             {
-                const uint first = head * HEAD_DIM_V + 64 * c + 8 * g;
-                float4* to = shared_floats + wave * FOURS + first / 4;
-                float(*from)[4] = sums + 4 * c;
-                to[0] = float4(from[0][i], from[0][i + 2], from[1][i], from[1][i + 2]);
-                to[1] = float4(from[2][i], from[2][i + 2], from[3][i], from[3][i + 2]);
+                const uint r = 8 * h + 2 * q + i;
+                if (r >= ROWS) continue;
+                UNROLL for (uint c = 0; c < VALUE_CHUNKS; c++)
+                {
+                    const uint first = r * HEAD_DIM_V + 64 * c + 8 * g;
+                    const uint to = wave * FOURS + first / 4;
+                    float(*from)[4] = sums[h] + 4 * c;
+                    sharedFour(to) = float4(from[0][i], from[0][i + 2], from[1][i], from[1][i + 2]);
+                    sharedFour(to + 1) = float4(from[2][i], from[2][i + 2], from[3][i], from[3][i + 2]);
+                }
             }
         }
     }
 
 private:
-    /// The number that the lanes of a head have.
-    MEMBER static float ofHead(float x, uint head)
-    {
-        return __shfl_sync(0xffffffffu, x, int(4 * head));
-    }
+    /// The number that the lanes of query r of a group have.
+    MEMBER static float ofQuery(float x, uint r) { return __shfl_sync(0xffffffffu, x, int(4 * r)); }
 };
 
 EARLY_KERNEL(attention_decode, Arguments)
@@ -237,7 +272,7 @@ EARLY_KERNEL(attention_decode, Arguments)
     const uint thread = threadIdx.x, lane = thread % SUBGROUP, wave = thread / SUBGROUP;
     const uint g = lane / 4, q = lane % 4;
     KeySplit split = findSplit(args, group);
-    if (!split.exists) return;
+    if (!split.exists) return waitForInputs();
 #ifdef CLUSTER
     openShare(thread);
 #endif
@@ -253,25 +288,25 @@ EARLY_KERNEL(attention_decode, Arguments)
     HeadSource source = headSource(args, split, wave);
     Head own;
     own.loadWeights(source, lane);
-    waitForInputs(); // earlier steps have written all keys but the token's own
+    waitForInputs(); // earlier steps have written all keys but those of this step
     own.loadRow(source, lane);
-    const bool is_last = prepareHeads(args, split, own, wave, lane);
-    WarpHeads heads(args, split, wave, lane);
+    const bool may_have_own = prepareHeads(args, split, own, wave, lane);
+    WarpQueries queries(args, split, wave, lane);
     __syncthreads(); // sums reuse the memory of the queries
     for (; at < split.end; at += WAVES * KEYS)
     {
         const uint next = min(at + WAVES * KEYS, (split.end - 1) / KEYS * KEYS);
-        const bool has_own = is_last && split.position - at < KEYS;
-        if (has_own) keys.replace(split.position - at, g, q);
+        const bool has_own = may_have_own && at + KEYS > split.ownPosition();
+        if (has_own) keys.replace(split, at, g, q);
         float weights[KEYS / 8][4];
-        heads.score(keys, lane, weights);
+        queries.score(keys, lane, weights);
         keys.load(args, split, next, g, q);
-        heads.weigh(args, split, at, q, weights);
-        if (has_own) values.replace(split.position - at, g, q);
-        heads.add(values, weights);
+        queries.weigh(args, split, at, q, weights);
+        if (has_own) values.replace(split, at, g, q);
+        queries.add(values, weights);
         values.load(args, split, next, g, q);
     }
-    heads.share(wave, g, q);
+    queries.share(wave, g, q);
     __syncthreads();
 #ifdef CLUSTER
     awaitMailboxes();
@@ -280,12 +315,12 @@ EARLY_KERNEL(attention_decode, Arguments)
     {
         const uint r = 4 * i / HEAD_DIM_V;
         OnlineSoftmax all = { totals[0][r].x, totals[0][r].y };
-        float4 y = shared_floats[i];
+        float4 y = sharedFour(i);
         UNROLL for (uint w = 1; w < WAVES; w++)
         {
             const OnlineSoftmax other = { totals[w][r].x, totals[w][r].y };
             const float2 correction = mergeInto(all, other);
-            y = y * correction.x + shared_floats[w * FOURS + i] * correction.y;
+            y = y * correction.x + sharedFour(w * FOURS + i) * correction.y;
         }
 #ifdef CLUSTER
         sendSums(i, y, all);

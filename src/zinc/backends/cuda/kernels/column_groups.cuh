@@ -14,6 +14,7 @@
 #define WHOLE_SCALES (FORMAT == Q4_K || FORMAT == Q5_K || FORMAT == Q6_K) // see whole_scales.cuh
 #define SUM_FACTOR 0.015625f          // keeps sums of x below the largest float16 number
 #define UNITS ((COLS + 31) / 32) // of a row
+#define CHAINS (X_TILES == 1 ? 2 : 1) // sums of a product, whose additions do not wait for each other
 
 /// A lane's units of a group of x, multiplied by a power of two as half_rows.cuh describes, but for
 /// each group by its own.
@@ -77,6 +78,14 @@ struct GroupPlace
     MEMBER uint block(uint h) const { return rows[h] * (UNITS / GROUP_UNITS) + group; }
 };
 
+/// Returns sum e of a product.
+DEVICE float totalOf(const float (&sums)[CHAINS][4], uint e)
+{
+    float total = sums[0][e];
+    UNROLL for (uint c = 1; c < CHAINS; c++) total += sums[c][e];
+    return total;
+}
+
 #if WHOLE_SCALES
 #include "whole_scales.cuh"
 #else
@@ -99,7 +108,7 @@ struct StoredGroup
 struct GroupProducts
 {
     uint c;
-    float d[X_TILES][4];
+    float d[X_TILES][CHAINS][4];
 
     MEMBER GroupProducts(const StoredGroup& w, uint c) : c(c), d {} {}
 
@@ -115,7 +124,7 @@ struct GroupProducts
             low.pairs(word, a[0], a[2]);
             high.pairs(word, a[1], a[3]);
             UNROLL for (uint j = 0; j < X_TILES; j++)
-                multiplyTiles(d[j], a, x.numbers[j][i][word][0], x.numbers[j][i][word][1]);
+                multiplyTiles(d[j][word % CHAINS], a, x.numbers[j][i][word][0], x.numbers[j][i][word][1]);
         }
     }
 
@@ -123,7 +132,7 @@ struct GroupProducts
     MEMBER float4 of(const GroupRows& x, uint j) const
     {
         float4 r;
-        UNROLL for (uint e = 0; e < 4; e++) r[e] = d[j][e] * (x.inverses[j][e % 2] / WEIGHT_FACTOR);
+        UNROLL for (uint e = 0; e < 4; e++) r[e] = totalOf(d[j], e) * (x.inverses[j][e % 2] / WEIGHT_FACTOR);
         return r;
     }
 };

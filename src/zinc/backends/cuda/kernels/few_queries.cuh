@@ -10,7 +10,9 @@
 //             workgroup to end merges the splits of its heads (merge_splits.cuh), or a cluster of
 //             workgroups does (merge_cluster.cuh).
 //   SELECTED  a token sees the positions in its row of `selected` only, of which a split has some
-//   ONE_TOKEN with PREPARES the step has one token, else one of each sequence
+//   ONE_TOKEN with PREPARES the step has one token
+//   TILE_TOKENS  neighbouring tokens of one sequence that a workgroup takes, if sequences of a step
+//             with PREPARES may have several. Then group.z is the index of a tile of tokens
 
 #include "arguments.h"
 
@@ -27,6 +29,14 @@
 #define SELECTED 0
 #endif
 
+#ifdef TILE_TOKENS
+#define HAS_TILES 1 // a sequence may have several tokens
+#else
+#define HAS_TILES 0
+#define TILE_TOKENS 1
+#endif
+#define ROWS (TILE_TOKENS * EACH) // queries of a workgroup: EACH heads of the first token, then of the next
+
 #if PREPARES
 using Arguments = DecodeAttentionArguments;
 #elif SELECTED
@@ -40,22 +50,30 @@ using Arguments = AttentionArguments;
 #include "kv.cuh"
 #include "q8.cuh"
 #include "softmax.cuh"
+#if HAS_TILES
+#include "tile_search.cuh"
+#endif
 
 #if PREPARES
 #define OWN_VALUE (V_FROM_K ? SKIP_V : HEAD_DIM / 8)
-#define HEADS_FLOAT4S ((EACH + 2) * HEAD_FLOAT4S) // queries, key, value
+#define OWN_CHUNKS ((HEAD_DIM + HEAD_DIM_V) / 8)
+#define MOST_OWN (HAS_TILES ? 8 : 1) // tokens of a sequence in the step
+#define KEY_SLOTS (HAS_TILES ? WAVES : 2) // for a key or a value
+#define HEADS_FLOAT4S ((ROWS + KEY_SLOTS) * HEAD_FLOAT4S)
 #include "heads.cuh"
-// The key of the token itself, and from OWN_VALUE on its value.
-SHARED Chunk own_chunks[(HEAD_DIM + HEAD_DIM_V) / 8];
+// The keys of the sequence's tokens in the step, each followed by its value.
+SHARED Chunk own_chunks[MOST_OWN * OWN_CHUNKS];
 #endif
 
-/// A part of the keys that one token sees, for some heads of one KV head.
+/// A part of the keys that the workgroup's tokens see, for some heads of one KV head.
 struct KeySplit
 {
-    uint token, index;
+    uint token, n_tokens, index; // the first token
+    uint sequence;
+    uint own_token; // the first token of the sequence in the step
     uint first_head, n_heads;
     uint kv_head, part; // which EACH of the heads of the KV head
-    uint position, first; // of the token, and of the first key that it sees
+    uint position, first; // of the first token, and of the first key that it sees
     uint begin, end; // positions of the split's keys, with SELECTED their indices in the selection
 #if SELECTED
     const float* selected; // positions
@@ -79,11 +97,26 @@ struct KeySplit
         return { values + uint64_t(block) * args.value_block, blockTokens(args) };
     }
 
+    /// The token and the head of query r. Queries past the last token or head repeat it.
+    MEMBER uint tokenOf(uint r) const { return token + min(r / EACH, n_tokens - 1); }
+    MEMBER uint headOf(uint r) const { return first_head + min(r % EACH, n_heads - 1); }
+    MEMBER bool hasQuery(uint r) const { return r / EACH < n_tokens && r % EACH < n_heads; }
+    MEMBER uint positionOf(uint r) const { return position + tokenOf(r) - token; }
+
+    /// The position of the sequence's first token in the step.
+    MEMBER uint ownPosition() const { return position + own_token - token; }
+    MEMBER uint lastPosition() const { return position + n_tokens - 1; }
+
+    /// The first of the sequence's tokens in the step whose key may be in the split.
+    MEMBER uint firstOwn() const
+    {
+        return min(max(begin, ownPosition()), lastPosition()) - ownPosition();
+    }
+
     /// The row of query r before it is prepared.
     MEMBER uint8_t* query(ARGS, uint r)
     {
-        uint head = first_head + min(r, n_heads - 1);
-        return rowAt(args.q, token, args.q_stride) + 4 * head * HEAD_DIM;
+        return rowAt(args.q, tokenOf(r), args.q_stride) + 4 * headOf(r) * HEAD_DIM;
     }
 
     /// Four columns of query r as it is scored.
@@ -101,7 +134,7 @@ struct KeySplit
     {
         float score = scaledScore(dot, args.softcap);
 #if ALIBI
-        float slope = args.slopes[first_head + min(r, n_heads - 1)] * LOG2_E;
+        float slope = args.slopes[headOf(r)] * LOG2_E;
         score -= slope * abs(float(int(key) - int(position)));
 #endif
         return score;
@@ -121,18 +154,16 @@ struct KeySplit
     /// two splits differ by at most `keys`.
     MEMBER void findKeys(ARGS, uint keys)
     {
-        uint sequence = 0, table = args.block_table;
-        if (PREPARES) sequence = token; // each sequence has one token
-        else if (args.is_one_token == 0) sequence = args.step->sequence[token];
-        position = positionOf(args.step, token);
+        const uint table = args.block_table;
+        position = ::positionOf(args.step, token);
         blocks = args.step->tables[table] + sequence * args.step->table_stride[table];
         first = firstKey(args, position);
         uint start = first / keys * keys;
         begin = start;
-        uint last = position;
+        uint last = lastPosition();
 #if !PREPARES
         if (args.bidirectional != 0 && args.is_one_token == 0)
-            last = positionOf(args.step, args.step->seq_start[sequence + 1] - 1);
+            last = ::positionOf(args.step, args.step->seq_start[sequence + 1] - 1);
         if (args.bidirectional != 0 && args.window > 0) last = min(last, position + args.window - 1);
 #endif
 #if SELECTED
@@ -151,10 +182,10 @@ struct KeySplit
     /// of columns call it together.
     MEMBER void store(ARGS, uint r, uint col, float4 y, OnlineSoftmax all)
     {
-        if (r >= n_heads) return;
+        if (!hasQuery(r)) return;
         if (args.splits == 1) return storeMerged(args, r, col, y, all);
         float4* to = (float4*)args.partial
-            + ((token * args.n_heads + first_head + r) * args.splits + index) * (HEAD_DIM_V / 4 + 1);
+            + ((tokenOf(r) * args.n_heads + headOf(r)) * args.splits + index) * (HEAD_DIM_V / 4 + 1);
         storeAligned<16>(to + col / 4, y);
         if (col == 0) storeAligned<16>(to + HEAD_DIM_V / 4, float4(all.maximum, all.sum, 0, 0));
     }
@@ -162,14 +193,14 @@ struct KeySplit
     /// Stores four columns of the output of head r, given its sums over all splits, as `store`.
     MEMBER void storeMerged(ARGS, uint r, uint col, float4 y, OnlineSoftmax all)
     {
-        if (r >= n_heads) return;
-        const uint head = first_head + r;
+        if (!hasQuery(r)) return;
+        const uint head = headOf(r);
         if (args.sinks != nullptr)
         {
             OnlineSoftmax sink = { args.sinks[head] * LOG2_E, 1.0f };
             y *= mergeInto(all, sink).x;
         }
-        uint8_t* row = rowAt(args.out, token, args.out_stride);
+        uint8_t* row = rowAt(args.out, tokenOf(r), args.out_stride);
         storeOutput(row, args.n_heads * HEAD_DIM_V, head * HEAD_DIM_V + col, y / all.sum);
     }
 };
@@ -178,9 +209,22 @@ struct KeySplit
 DEVICE KeySplit findSplit(ARGS, uint3 group)
 {
     KeySplit split;
-    split.token = ONE_TOKEN ? 0 : group.z;
     split.index = group.x;
+#if HAS_TILES
+    const SequenceTile tile = findSequenceTile(args.step, group.z, 1, TILE_TOKENS);
+    split.exists = tile.tokens > 0;
+    split.sequence = tile.sequence;
+    split.own_token = tile.start;
+    split.token = tile.start + tile.index * TILE_TOKENS;
+    split.n_tokens = min(TILE_TOKENS, tile.tokens - tile.index * TILE_TOKENS);
+#else
+    split.token = split.own_token = ONE_TOKEN ? 0 : group.z;
+    split.n_tokens = 1;
     split.exists = args.is_one_token != 0 || split.token < args.step->tokens;
+    split.sequence = split.token;
+    if (!PREPARES && split.exists)
+        split.sequence = args.is_one_token != 0 ? 0 : args.step->sequence[split.token];
+#endif
     uint n_kv = args.n_kv_heads, rep = args.n_heads / n_kv;
     uint parts = (rep + EACH - 1) / EACH;
     split.kv_head = group.y / parts;
@@ -194,50 +238,66 @@ DEVICE KeySplit findSplit(ARGS, uint3 group)
 }
 
 #if PREPARES
-/// Returns the r-th head that a workgroup prepares: its queries, then key and value.
+/// Returns the r-th head that a workgroup prepares: its queries, then key and value of the
+/// tokens of the sequence in this step, from the first in the split on.
 DEVICE HeadSource headSource(ARGS, KeySplit split, uint r)
 {
-    float* table = (float*)rowAt(args.table, split.token, args.table_stride);
-    if (r < EACH) return { split.query(args, r), HEAD_DIM, args.q_norm, false, table };
-    if (r == EACH || V_FROM_K)
+    const uint index = r < ROWS ? 0 : r - ROWS;
+    const uint token
+        = r < ROWS ? split.tokenOf(r) : split.own_token + split.firstOwn() + index / 2;
+    float* table = (float*)rowAt(args.table, token, args.table_stride);
+    if (r < ROWS) return { split.query(args, r), HEAD_DIM, args.q_norm, false, table };
+    if (index % 2 == 0 || V_FROM_K)
     {
-        uint8_t* k = rowAt(args.k, split.token, args.k_stride) + 4 * split.kv_head * HEAD_DIM;
+        uint8_t* k = rowAt(args.k, token, args.k_stride) + 4 * split.kv_head * HEAD_DIM;
         return { k, HEAD_DIM, args.k_norm, false, table };
     }
-    uint8_t* v = rowAt(args.v, split.token, args.v_stride) + 4 * split.kv_head * HEAD_DIM_V;
+    uint8_t* v = rowAt(args.v, token, args.v_stride) + 4 * split.kv_head * HEAD_DIM_V;
     return { v, HEAD_DIM_V, nullptr, args.normalises_v != 0, nullptr };
 }
 
-/// Stores a prepared key or value as chunks of `own_chunks` from `first` on, and in the cache.
-DEVICE void storeOwnHead(ARGS, KeySplit split, Plane plane, uint head_dim, uint first, uint slot, uint lane)
+/// Stores the prepared key or value of a position as chunks of `own_chunks` from `first` on, and in
+/// the cache if the position is that of a token of the workgroup.
+DEVICE void storeOwnHead(
+    ARGS, KeySplit split, Plane plane, uint position, uint head_dim, uint first, uint slot, uint lane)
 {
+    const bool is_stored = split.part == 0 && position >= split.position;
     for (uint i = 0; i < head_dim / 8; i += SUBGROUP)
     {
         Chunk c = headChunk(slot, i + lane);
         if (i + lane >= head_dim / 8) break;
         own_chunks[first + i + lane] = c;
-        if (split.part == 0)
-            storeChunk(plane, split.inBlock(args, split.position), i + lane, head_dim, c);
+        if (is_stored) storeChunk(plane, split.inBlock(args, position), i + lane, head_dim, c);
     }
+    __syncwarp(); // the slot may be used again
 }
 
 /// Prepares the heads of the workgroup, one a subgroup at a time. `head` is the first one, already
-/// loaded. Returns whether the split has the key of the token itself.
+/// loaded. Returns whether the split has keys of tokens in this step.
 DEVICE bool prepareHeads(ARGS, KeySplit split, Head& head, uint wave, uint lane)
 {
-    bool is_last = split.begin < split.end && split.end == split.position + 1;
-    uint n = EACH + (is_last ? V_FROM_K ? 1 : 2 : 0);
+    const uint first = split.ownPosition() + split.firstOwn();
+    const bool has_own = split.begin < split.end && split.end > first;
+    const uint n = ROWS + (has_own ? (V_FROM_K ? 1 : 2) * (split.end - first) : 0);
     for (uint r = wave; r < n; r += WAVES)
     {
         Head next = head;
         if (r + WAVES < n) next = Head(headSource(args, split, r + WAVES), lane);
-        head.prepare(args.eps, r, lane);
-        uint block = split.blockAt(args, split.position);
-        if (r == EACH) storeOwnHead(args, split, split.keysOf(args, block), HEAD_DIM, 0, r, lane);
-        if (r > EACH) storeOwnHead(args, split, split.valuesOf(args, block), HEAD_DIM_V, OWN_VALUE, r, lane);
+        const uint slot = r < ROWS ? r : ROWS + (HAS_TILES ? wave : r - ROWS);
+        head.prepare(args.eps, slot, lane);
+        if (r >= ROWS)
+        {
+            const bool is_value = (r - ROWS) % 2 > 0;
+            const uint position = first + (r - ROWS) / 2, i = position - split.ownPosition();
+            const uint block = split.blockAt(args, position);
+            storeOwnHead(args, split,
+                is_value ? split.valuesOf(args, block) : split.keysOf(args, block), position,
+                is_value ? HEAD_DIM_V : HEAD_DIM, i * OWN_CHUNKS + (is_value ? OWN_VALUE : 0), slot,
+                lane);
+        }
         head = next;
     }
     __syncthreads();
-    return is_last;
+    return has_own;
 }
 #endif

@@ -8,6 +8,8 @@
 //   PRODUCT     LINEAR, or GLU: each row is multiplied with the same row of two matrices
 //   WHOLE       the rows of each matrix are whole tiles
 //   OUT_Q8      the output are rows of 8-bit blocks
+//   NORM_X      x are rows before the scale of a norm (unscaled_rows.cuh)
+//   NORM_Y      the output is stored as such rows too
 
 #include "arguments.h"
 
@@ -21,8 +23,11 @@ using Arguments = GemvArguments;
 
 #define THREADS (WARPS * SUBGROUP)
 #define BATCH (8 * X_TILES)
+#include "unscaled_rows.cuh"
+
 #define TILE 16
-#define STRIPE (OUT_Q8 ? 32 / TILE : 1) // neighbouring tiles, whose outputs are whole blocks
+#define BY_BLOCKS (OUT_Q8 || NORM_Y) // results are stored by blocks of 32
+#define STRIPE (BY_BLOCKS ? 32 / TILE : 1) // neighbouring tiles, whose outputs are whole blocks
 #define MATRICES (PRODUCT == GLU ? 2 : 1)
 #define GROUPS ((UNITS + GROUP_UNITS - 1) / GROUP_UNITS) // of a row
 #define TURNS ((GROUPS + WARPS - 1) / WARPS)             // groups of a row for one warp
@@ -32,9 +37,11 @@ using Arguments = GemvArguments;
 #define TILE_SUMS (X_TILES * SUBGROUP * LANE_SUMS)
 
 DYNAMIC_SHARED(sharedSums, ROUND * MATRICES * SLOTS * TILE_SUMS * 4);
-#if OUT_Q8
+#if BY_BLOCKS
 SHARED float results[BATCH][ROUND * TILE];
 #endif
+SHARED float scales[NORM_X ? BATCH : 1];              // of the rows of x
+SHARED float normWeights[NORM_Y ? ROUND * TILE : 1]; // of the norm of the output
 
 /// Number `index` of the sums of a slot for tile i of a round.
 DEVICE float& sumAt(uint i, uint matrix, uint slot, uint index)
@@ -141,7 +148,8 @@ struct Output
     }
 };
 
-/// Starts copies of the residuals of the outputs of `n` tiles to shared memory.
+/// Starts copies of the residuals of the outputs of `n` tiles, and of their norm's weights, to shared
+/// memory.
 DEVICE void copyResiduals(ARGS, const BlockTiles& tiles, uint first, uint n, uint n_x, uint thread)
 {
     for (uint output = thread; output < n * TILE_SUMS; output += THREADS)
@@ -153,6 +161,11 @@ DEVICE void copyResiduals(ARGS, const BlockTiles& tiles, uint first, uint n, uin
             copyWordAsync(&sum, (float*)rowAt(part.residual, out.b, part.residual_stride) + out.row);
         else sum = 0;
     }
+#if NORM_Y
+    for (uint i = thread; i < n * TILE; i += THREADS)
+        if (args.norm == nullptr) normWeights[i] = 1.0f;
+        else copyWordAsync(normWeights + i, (float*)args.norm + tiles.at(first + i / TILE) * TILE + i % TILE);
+#endif
     commitCopies();
 }
 
@@ -163,24 +176,35 @@ DEVICE void storeTiles(ARGS, const BlockTiles& tiles, uint first, uint n, uint n
     {
         const Output out(args, tiles, first, output);
         if (!out.exists(n_x)) continue;
-        float y = out.total(0);
-        if (PRODUCT == GLU) y = gated(args, *out.part, out.row, out.b, y, out.total(MATRICES - 1));
+        const float scale = NORM_X ? scales[out.b] : 1.0f;
+        float y = out.total(0) * scale;
+        if (PRODUCT == GLU)
+            y = gated(args, *out.part, out.row, out.b, y, out.total(MATRICES - 1) * scale);
         else if (out.part->bias != nullptr) y += out.part->bias[out.row];
-#if OUT_Q8
+#if BY_BLOCKS
         results[out.b][out.i * TILE + out.t] = y;
 #else
         ((float*)rowAt(out.part->y, out.b, out.part->y_stride))[out.row] = y;
 #endif
     }
-#if OUT_Q8
+#if BY_BLOCKS
     __syncthreads();
-    const uint fours = n * TILE / 4;
+    const uint fours = n * TILE / 4, cols = args.first.rows;
     for (uint index = thread; index < n_x * fours; index += THREADS)
     {
         const uint b = index / fours, at = index % fours * 4;
+        const uint col = tiles.at(first + at / TILE) * TILE + at % TILE;
         const float* y = &results[b][at];
-        storeQ8(rowAt(args.first.y, b, args.first.y_stride), args.first.rows,
-            tiles.at(first + at / TILE) * TILE + at % TILE, float4(y[0], y[1], y[2], y[3]));
+        const float4 four(y[0], y[1], y[2], y[3]);
+        uint8_t* row = rowAt(args.first.y, b, args.first.y_stride);
+#if NORM_Y
+        storeFour(row, cols, col, four);
+        const float* w = normWeights + at;
+        storeUnscaled(rowAt(args.unscaled, b, args.unscaled_stride), cols, col, four,
+            float4(w[0], w[1], w[2], w[3]));
+#else
+        storeQ8(row, cols, col, four);
+#endif
     }
 #endif
 }
@@ -199,6 +223,10 @@ EARLY_KERNEL(gemm_few, Arguments)
     UNROLL for (uint j = 0; j < X_TILES; j++)
         rows[j] = rowAt(args.x, min(8 * j + lane / 4, n_x - 1), args.x_stride);
     GroupRows x;
+#if NORM_X
+    RowSquares squares;
+    squares.load(args.x, args.x_stride, n_x, warp, lane);
+#endif
     _Pragma("unroll 1") for (uint at = 0; at < steps; at++)
     {
         const Step step(at, warp);
@@ -215,6 +243,9 @@ EARLY_KERNEL(gemm_few, Arguments)
             if (at + 1 < steps) load(args, stored, Step(at + 1, warp), tiles, lane, i);
         }
         if (step.exists()) addToSums(products, x, step, warp, lane);
+#if NORM_X
+        if (at == 0) squares.store(scales, args.eps, warp, lane);
+#endif
         if ((at + 1) % ROUND_STEPS != 0) continue;
         waitForCopies<0>();
         __syncthreads();

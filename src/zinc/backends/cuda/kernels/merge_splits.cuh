@@ -1,5 +1,5 @@
-// Merge of the partial sums of attention by the block that ends last among the splits of its heads.
-// First each warp finds the weights of the splits of a head, then each thread adds up columns.
+// Merge of the partial sums of attention by the block that ends last among the splits of its queries.
+// First each warp finds the weights of the splits of a query, then each thread adds up columns.
 
 #include "arrivals.cuh"
 
@@ -8,16 +8,16 @@
 #define COLUMN_FOURS (HEAD_DIM_V / 4)
 #define AHEAD 16 // splits
 
-SHARED float splitWeights[EACH][MAX_SPLITS];
+SHARED float splitWeights[ROWS][MAX_SPLITS];
 
-/// The partial sums of the first split of head r. Maximum and sum of the softmax follow the columns.
+/// The partial sums of the first split of query r. Maximum and sum of the softmax follow the columns.
 DEVICE float4* partialsOf(ARGS, const KeySplit& split, uint r)
 {
-    uint head = split.token * args.n_heads + split.first_head + min(r, split.n_heads - 1);
+    const uint head = split.tokenOf(r) * args.n_heads + split.headOf(r);
     return (float4*)args.partial + head * args.splits * (COLUMN_FOURS + 1);
 }
 
-/// Finds the factors of the splits of head r, which sum up to its output.
+/// Finds the factors of the splits of query r, which sum up to its output.
 DEVICE void findSplitWeights(ARGS, const KeySplit& split, uint r, uint lane)
 {
     float4* from = partialsOf(args, split, r) + COLUMN_FOURS;
@@ -34,7 +34,7 @@ DEVICE void findSplitWeights(ARGS, const KeySplit& split, uint r, uint lane)
     }
     float sink = MASKED;
     if (args.sinks != nullptr)
-        sink = args.sinks[split.first_head + min(r, split.n_heads - 1)] * LOG2_E;
+        sink = args.sinks[split.headOf(r)] * LOG2_E;
     UNROLL for (uint i = 0; i < LANE_SPLITS; i++) maximum = max(maximum, maximums[i]);
     maximum = max(warpMax(maximum), sink);
     UNROLL for (uint i = 0; i < LANE_SPLITS; i++) sum += sums[i] * exp2(maximums[i] - maximum);
@@ -43,24 +43,24 @@ DEVICE void findSplitWeights(ARGS, const KeySplit& split, uint r, uint lane)
         splitWeights[r][i * SUBGROUP + lane] = exp2(maximums[i] - maximum) / sum;
 }
 
-/// The sums of a split for float4 i of the block's heads.
+/// The sums of a split for float4 i of the block's queries.
 DEVICE float4 partialSum(ARGS, const KeySplit& split, uint i, uint s)
 {
     float4* from = partialsOf(args, split, i / COLUMN_FOURS) + i % COLUMN_FOURS;
     return loadAligned<16>(from + s * (COLUMN_FOURS + 1));
 }
 
-/// Merges the splits of the block's heads if this block is the last of them to end.
+/// Merges the splits of the block's queries if this block is the last of them to end.
 DEVICE void mergeSplits(ARGS, const KeySplit& split, uint thread)
 {
     if (args.splits == 1) return;
-    uint* arrived = args.arrived + split.token * gridDim.y + blockIdx.y;
+    uint* arrived = args.arrived + blockIdx.z * gridDim.y + blockIdx.y;
     if (!arrivesLast(arrived, args.splits, thread)) return;
-    const uint fours = EACH * COLUMN_FOURS;
+    const uint fours = ROWS * COLUMN_FOURS;
     float4 ahead[AHEAD]; // of the first float4 of the thread, loaded while the weights are found
     UNROLL for (uint s = 0; s < AHEAD; s++)
         ahead[s] = partialSum(args, split, min(thread, fours - 1), min(s, args.splits - 1));
-    for (uint r = thread / SUBGROUP; r < EACH; r += WAVES)
+    for (uint r = thread / SUBGROUP; r < ROWS; r += WAVES)
         findSplitWeights(args, split, r, thread % SUBGROUP);
     __syncthreads();
     for (uint i = thread; i < fours; i += THREADS)
@@ -75,8 +75,8 @@ DEVICE void mergeSplits(ARGS, const KeySplit& split, uint thread)
         _Pragma("unroll 8") for (uint s = AHEAD; s < args.splits; s++)
             y += splitWeights[r][s] * partialSum(args, split, i, s);
         // The lanes of a block of columns have the same head.
-        if (r < split.n_heads)
-            storeOutput(rowAt(args.out, split.token, args.out_stride), args.n_heads * HEAD_DIM_V,
-                (split.first_head + r) * HEAD_DIM_V + 4 * (i % COLUMN_FOURS), y);
+        if (split.hasQuery(r))
+            storeOutput(rowAt(args.out, split.tokenOf(r), args.out_stride), args.n_heads * HEAD_DIM_V,
+                split.headOf(r) * HEAD_DIM_V + 4 * (i % COLUMN_FOURS), y);
     }
 }

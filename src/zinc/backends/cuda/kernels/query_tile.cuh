@@ -22,6 +22,7 @@
 #include "kv.cuh"
 #include "q8.cuh"
 #include "softmax.cuh"
+#include "tile_search.cuh"
 
 /// A tile of rows of one sequence.
 struct QueryTile
@@ -173,34 +174,16 @@ DEVICE QueryTile findTile(ARGS, uint kv_head, uint index)
     t.kv_head = kv_head;
     t.rep = args.n_heads / args.n_kv_heads;
     t.rows = 0;
-    // Each lane counts the tiles of one sequence.
-    uint lane = threadIdx.x % SUBGROUP, sequence = 0, n_rows = 0;
-    for (uint group = 0; group < args.step->sequences; group += SUBGROUP)
-    {
-        bool exists = group + lane < args.step->sequences;
-        int* starts = args.step->seq_start + group + lane;
-        uint start = exists ? starts[0] : 0;
-        uint own = exists ? (starts[1] - start) * t.rep : 0, tiles = (own + BQ - 1) / BQ;
-        uint before = warpPrefixSum(tiles);
-        uint at = warpMin(index >= before && index - before < tiles ? lane : SUBGROUP);
-        if (at < SUBGROUP)
-        {
-            sequence = group + at;
-            t.start = __shfl_sync(0xffffffffu, start, int(at));
-            n_rows = __shfl_sync(0xffffffffu, own, int(at));
-            index -= __shfl_sync(0xffffffffu, before, int(at));
-            break;
-        }
-        index -= __shfl_sync(0xffffffffu, before + tiles, SUBGROUP - 1);
-    }
-    if (n_rows == 0) return t;
+    const SequenceTile found = findSequenceTile(args.step, index, t.rep, BQ);
+    if (found.tokens == 0) return t;
+    t.start = found.start;
     uint table = args.block_table;
-    t.blocks = args.step->tables[table] + sequence * args.step->table_stride[table];
-    t.row0 = index * BQ;
-    t.rows = min(BQ, n_rows - t.row0);
+    t.blocks = args.step->tables[table] + found.sequence * args.step->table_stride[table];
+    t.row0 = found.index * BQ;
+    t.rows = min(BQ, found.tokens * t.rep - t.row0);
     t.position0 = positionOf(args.step, t.start);
     t.first = t.firstOf(args, t.positionOf(0));
-    t.end = t.position0 + n_rows / t.rep - 1;
+    t.end = t.position0 + found.tokens - 1;
     t.last = t.lastOf(args, t.positionOf(t.rows - 1));
     return t;
 }

@@ -159,7 +159,7 @@ struct GroupProducts
 {
     BlockScales scales[2];
     float2 factors[2];
-    float d[X_TILES][4];
+    float d[X_TILES][CHAINS][4];
 
     MEMBER GroupProducts(const StoredGroup& w, uint c) : d {}
     {
@@ -184,7 +184,7 @@ struct GroupProducts
                 a[h + 2] = scales[h].scaled(odd, i, word >= 4);
             }
             UNROLL for (uint j = 0; j < X_TILES; j++)
-                multiplyTiles(d[j], a, x.numbers[j][i][word][0], x.numbers[j][i][word][1]);
+                multiplyTiles(d[j][word % CHAINS], a, x.numbers[j][i][word][0], x.numbers[j][i][word][1]);
         }
     }
 
@@ -199,7 +199,7 @@ struct GroupProducts
         float4 r;
         UNROLL for (uint e = 0; e < 4; e++)
         {
-            float sum = d[j][e] * (factors[e / 2].x * (WHOLE_FACTOR / SCALE_FACTOR));
+            float sum = totalOf(d[j], e) * (factors[e / 2].x * (WHOLE_FACTOR / SCALE_FACTOR));
             if (MINIMUMS) sum -= m[e] * (factors[e / 2].y * (WHOLE_FACTOR / SUM_FACTOR));
             r[e] = sum * x.inverses[j][e % 2];
         }

@@ -2,15 +2,20 @@
 
 The matrices of a linear that have one format share a dispatch. Those of several formats run side by
 side, so their blocks divide the compute units.
+
+With a norm between two products, the first one stores rows for the second
+(kernels/unscaled_rows.cuh).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from zinc.backends.cuda import tiles
 from zinc.backends.cuda.lower import gemv
 from zinc.backends.cuda.lower.parts import (
+    Norm,
     Output,
     Part,
     arguments_of,
@@ -20,13 +25,18 @@ from zinc.backends.cuda.lower.parts import (
     key_of,
     parts_of,
 )
+from zinc.backends.cuda.lower.registry import fuses, lowers
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
-from zinc.gpu.lower.operands import ceil_div, rows
+from zinc.gpu.lower.operands import ceil_div, ref_or_null, rows, vector_or_null
 from zinc.gpu.lower.weights import format_defines, same_layout, weight_of
-from zinc.ops.values import RowFormat
+from zinc.gpu.packing import FLOATS
+from zinc.gpu.rows import BLOCK, align, row_bytes
+from zinc.ops.graph import Node
+from zinc.ops.step import StepCondition
+from zinc.ops.values import RowFormat, Weight
 
 FEWEST_ROWS, MOST_ROWS = gemv.MAX_ROWS + 1, 16  # rows of x
 
@@ -55,23 +65,119 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     return [_dispatch(at, bucket, rows(launch, "x"), (part,), n_tiles, Output.of_gated(launch))]
 
 
+@dataclass(frozen=True, slots=True)
+class Unscaled:
+    """Rows of 8-bit blocks before the scale of a norm, and the norm."""
+
+    address: int
+    stride: int
+    norm: Norm
+
+
+@lowers("linear_norm_linear")
+def linear_norm_linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    first, unscaled = _with_norm(launch, at, bucket)
+    made, *outputs = launch.outputs
+    parts = parts_of(replace(launch, outputs=tuple(outputs)), at)
+    n_tiles = sum(ceil_div(part.rows, tiles.FEW_TILE_ROWS) for part in parts)
+    second = [
+        _dispatch(at, bucket, made, group, n_tiles, Output(), reads=unscaled, waits=i == 0)
+        for i, group in enumerate(by_format(parts))
+    ]
+    return [first, *second]
+
+
+@lowers("linear_norm_linear_glu")
+def linear_norm_linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    first, unscaled = _with_norm(launch, at, bucket)
+    made, *outputs = launch.outputs
+    gated = replace(launch, outputs=tuple(outputs))
+    part, output = gated_part(gated, at), Output.of_gated(gated)
+    n_tiles = ceil_div(part.rows, tiles.FEW_TILE_ROWS)
+    second = _dispatch(at, bucket, made, (part,), n_tiles, output, reads=unscaled, waits=True)
+    return [first, second]
+
+
+@fuses("linear_norm_linear")
+def linear_norm_linear_steps(node: Node) -> StepCondition | None:
+    """Return the steps of few tokens, if the rows and weights of `node` suit the kernel."""
+    n_parts = len(node.outputs) - 1
+    return _steps(node, [node.weight("weight", i) for i in range(n_parts)])
+
+
+@fuses("linear_norm_linear_glu")
+def linear_norm_linear_glu_steps(node: Node) -> StepCondition | None:
+    """Return the steps of few tokens, if the rows and weights of `node` suit the kernel."""
+    weights = [node.weight("gate"), node.weight("up")]
+    return _steps(node, weights) if len({w.type for w in weights}) == 1 else None
+
+
+def _steps(node: Node, weights: Sequence[Weight]) -> StepCondition | None:
+    first = node.weight("first")
+    is_quantised = not any(weight.type in FLOATS for weight in (first, *weights))
+    if not is_quantised or node.rows("x").format is not RowFormat.Q8_32:
+        return None
+    return StepCondition((FEWEST_ROWS, MOST_ROWS)) if first.rows % BLOCK == 0 else None
+
+
+def _with_norm(launch: Launch, at: Addresses, bucket: Bucket) -> tuple[Dispatch, Unscaled]:
+    """Return the first product of a launch, and the rows that it stores for the second."""
+    made, weight = launch.outputs[0], weight_of(at, launch.input("first"))
+    part = Part(
+        weight,
+        ref_or_null(at, made),
+        vector_or_null(at, launch.input("first_bias")),
+        residual=ref_or_null(at, launch.input("residual")),
+    )
+    stride = align(row_bytes(RowFormat.Q8_32, made.cols) + 4 * ceil_div(made.cols, BLOCK), 16)
+    address = at.scratch.take(bucket.rows(made.dim) * stride)
+    norm = Norm(vector_or_null(at, launch.input("norm")), float(launch.attributes["eps"]))
+    unscaled = Unscaled(address, stride, norm)
+    n_tiles, x = ceil_div(part.rows, tiles.FEW_TILE_ROWS), rows(launch, "x")
+    return _dispatch(at, bucket, x, (part,), n_tiles, Output(), stores=unscaled), unscaled
+
+
 def _dispatch(
-    at: Addresses, bucket: Bucket, x: Ref, parts: Sequence[Part], n_tiles: int, output: Output
+    at: Addresses,
+    bucket: Bucket,
+    x: Ref,
+    parts: Sequence[Part],
+    n_tiles: int,
+    output: Output,
+    *,
+    stores: Unscaled | None = None,
+    reads: Unscaled | None = None,
+    waits: bool = False,
 ) -> Dispatch:
     """Return the product of `x` with the matrices of `parts`, which have one format.
 
-    n_tiles: tiles of all matrices that are multiplied side by side.
+    n_tiles: tiles of all matrices that are multiplied side by side. stores: where to store the
+    output for a product of its norm. reads: where such rows are, which are then read in place of x.
     """
     key = key_of("gemm_few", parts, bucket.rows(x.dim), output)
     tile = tiles.gemm_few(at.features, key)
     arguments = arguments_of(at, bucket, x, parts, tiles.FEW_TILE_ROWS, output)
-    shares = tile.shares(at.features, key, n_tiles)
+    formats = dict(format_defines(at, parts[0].w, x, key.cols))
+    if stores is not None:
+        arguments = replace(
+            arguments,
+            norm=stores.norm.weights,
+            unscaled=stores.address,
+            unscaled_stride=stores.stride,
+        )
+        formats["VECTORS"] = int(parts[0].y[0] % 16 == parts[0].y[1] % 16 == 0)
+    if reads is not None:
+        arguments = replace(arguments, x=reads.address, x_stride=reads.stride, eps=reads.norm.eps)
+        formats["ROWS_Q8"] = 1
+    shares = tile.shares(at.features, key, n_tiles, stores is not None)
     in_round = shares.stripe * shares.round
     defines = (
-        *format_defines(at, parts[0].w, x, key.cols),
+        *formats.items(),
         *defines_of(parts, tiles.FEW_TILE_ROWS, output),
         *tile.defines,
+        ("NORM_X", int(reads is not None)),
+        ("NORM_Y", int(stores is not None)),
         ("ROUND", in_round),
     )
     kernel = KernelVariant("gemm_few", defines, in_round * tile.tile_bytes(key))
-    return Dispatch(kernel, arguments, (shares.blocks(arguments.tiles), 1, 1))
+    return Dispatch(kernel, arguments, (shares.blocks(arguments.tiles), 1, 1), waits)

@@ -38,7 +38,7 @@ from zinc.gpu.lower.operands import (
 from zinc.gpu.lower.weights import format_defines, same_layout, weight_of
 from zinc.gpu.packing import FLOATS
 from zinc.ops.graph import Node
-from zinc.ops.step import StepCondition
+from zinc.ops.step import ONE_TOKEN, StepCondition
 from zinc.ops.values import RowFormat, Weight
 
 NORMALISES = True  # whether GEMVs normalise x themselves, or wait for a kernel that does
@@ -86,7 +86,7 @@ def linear_glu_gate(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispa
 def linear_glu_gate_steps(node: Node) -> StepCondition | None:
     """Return the steps of one token, if both weights of `node` have one type."""
     is_same = node.weight("gate").type == node.weight("up").type
-    return StepCondition(tokens=1) if is_same else None
+    return ONE_TOKEN if is_same else None
 
 
 @fuses("norm_linear")
@@ -107,7 +107,7 @@ def _steps(node: Node, weights: Sequence[Weight]) -> StepCondition | None:
     is_quantised = not any(weight.type in FLOATS for weight in weights)
     if not (NORMALISES and is_quantised and cols % 32 == 0 and cols <= MAX_NORM_COLS):
         return None
-    return StepCondition(tokens=1)
+    return ONE_TOKEN
 
 
 def _norm_of(launch: Launch, at: Addresses) -> Norm:

@@ -1,6 +1,7 @@
 """Lowering of rope_attention as one dispatch, whose blocks merge the splits of the keys.
 
-The last block of a head to end merges them, or a cluster of blocks does.
+The last block of a head to end merges them, or a cluster of blocks does. A step has one token of
+each sequence (decode), or few tokens of any (verification of drafts).
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from zinc.ops.values import KVState
 
 # Tensor cores: a warp multiplies as many keys at once as fit its registers.
 MAX_HEADS, MAX_SUMS = 8, 1024  # of a block
+# Tokens of a step and the most keys, up to which this kernel is faster than rope_store and the
+# attention of prompts. A block has the keys and values of all tokens in shared memory.
+FEW_TOKENS = ((4, 8192), (8, 1024))
 KEYS, WIDE_KEYS, MAX_NARROW_DIM, MAX_DIM = 16, 8, 128, 256
 WARPS = 8
 GROUPS_A_UNIT = 1  # blocks for each compute unit
 # Up to CLUSTER_KEYS keys the splits of a head are a cluster of blocks, which merges them in shared
-# memory. Those of one token fill half of the device, and the next kernel loads its weights on the
-# other half.
+# memory. With so few keys of all tokens they fill half of the device, and the next kernel loads its
+# weights on the other half.
 CLUSTERS = (16, 8, 4, 2)  # blocks
 CLUSTER_KEYS = 4096
 
@@ -43,8 +47,12 @@ SHORT_SPLIT, SHORT_WAVES, MAX_SUM_BYTES = 128, 8, 32 << 10
 
 @fuses("rope_attention")
 def rope_attention_steps(node: Node) -> StepCondition | None:
-    """Return the steps with one token a sequence, if the heads of `node` suit the kernel."""
-    return StepCondition(is_decode=True) if attention.prepares_heads(node) else None
+    """Return the steps with one token a sequence or few tokens, if `node` suits the kernels."""
+    state = node.input("cache")
+    assert isinstance(state, KVState)
+    if not attention.prepares_heads(node):
+        return None
+    return StepCondition(is_decode=True, or_few=FEW_TOKENS if _suits_matrices(state) else ())
 
 
 @lowers("rope_attention")
@@ -67,30 +75,65 @@ def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
         arrived=at.counters.take(bucket.tokens * n_groups),
         out_stride=launch.outputs[0].stride,
     )
+    tiles = _tiles(bucket, dict(cut.defines).get("TILE_TOKENS", 1))
     defines = (*split.kernel.defines, ("ONE_TOKEN", int(bucket.tokens == 1)))
-    kernel = replace(split.kernel, defines=defines)
-    return [Dispatch(kernel, arguments, (n_splits, n_groups, bucket.tokens))]
+    kernel = replace(split.kernel, defines=defines, shared_bytes=_shared_bytes(state, cut))
+    return [Dispatch(kernel, arguments, (n_splits, n_groups, tiles))]
+
+
+def _suits_matrices(state: KVState) -> bool:
+    """Return whether the kernel for tensor cores takes the heads of `state`."""
+    wide = max(state.head_dim, state.head_dim_v)
+    return (
+        state.head_dim % 32 == state.head_dim_v % 64 == 0 and wide <= MAX_DIM and not state.v_from_k
+    )
+
+
+def _tiles(bucket: Bucket, tokens: int) -> int:
+    """Return the most tiles of `tokens` tokens in a step. The last of a sequence may be short."""
+    return min(bucket.tokens, (bucket.tokens + bucket.sequences * (tokens - 1)) // tokens)
+
+
+def _shared_bytes(state: KVState, cut: Cut) -> int:
+    """Return the shared memory of a block for prepared heads and, later, for sums of its warps."""
+    if cut.kernel != "attention_decode":
+        return 0
+    defines = dict(cut.defines)
+    warps, rows = defines["WAVES"], defines.get("TILE_TOKENS", 1) * cut.each
+    width = max(state.head_dim, state.head_dim_v)
+    slots = rows + (warps if "TILE_TOKENS" in defines else 2)  # of prepared heads
+    return 4 * max(warps * rows * state.head_dim_v, slots * ceil_div(width, 128) * 128)
 
 
 def matrix_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> Cut | None:
     """Return how to divide attention on tensor cores, None if the heads do not suit it."""
     wide, features = max(state.head_dim, state.head_dim_v), at.features
-    suits = state.head_dim % 32 == state.head_dim_v % 64 == 0 and wide <= MAX_DIM
-    if not suits or state.v_from_k or features.batch_invariant:
+    if not _suits_matrices(state) or features.batch_invariant:
         return None
     repeats, visible = n_heads // state.n_heads, attention.visible_keys(state, bucket)
     keys = KEYS if wide <= MAX_NARROW_DIM else WIDE_KEYS
-    is_cluster = features.clusters and visible <= CLUSTER_KEYS
-    parts = ceil_div(repeats, min(MAX_HEADS, MAX_SUMS // state.head_dim_v))
-    groups = state.n_heads * parts * bucket.tokens
+    is_decode = bucket.is_decode or bucket.tokens == 1
+    is_cluster = features.clusters and (visible <= CLUSTER_KEYS or not is_decode)
+    defines: tuple[tuple[str, int], ...] = (("KEYS", keys),)
+    if is_decode:
+        parts = ceil_div(repeats, min(MAX_HEADS, MAX_SUMS // state.head_dim_v))
+        tiles = bucket.tokens
+    else:
+        parts = ceil_div(repeats, MAX_HEADS)
+        queries = MAX_HEADS * (2 if wide <= MAX_NARROW_DIM else 1)
+        tokens = min(queries // ceil_div(repeats, parts), bucket.tokens)
+        tiles = _tiles(bucket, tokens)
+        defines = (*defines, ("TILE_TOKENS", tokens))
+    groups = state.n_heads * parts * tiles
     if is_cluster:
-        room = features.compute_units // (2 if bucket.tokens == 1 else 1)
+        is_short = visible * tiles <= CLUSTER_KEYS or not is_decode
+        room = features.compute_units // (2 if is_short else 1)
         splits = next((n for n in CLUSTERS if n * groups <= room), 1)
     else:
         wanted = attention.wanted_splits(at, groups, GROUPS_A_UNIT)
         splits = max(1, min(wanted, visible // (WARPS * keys), attention.MAX_SPLITS))
     warps = WARPS if splits * groups <= features.compute_units else WARPS // 2
-    defines: tuple[tuple[str, int], ...] = (("KEYS", keys), ("WAVES", warps))
+    defines = (*defines, ("WAVES", warps))
     if is_cluster and splits > 1:
         defines = (*defines, ("CLUSTER", splits))
     return Cut("attention_decode", ceil_div(repeats, parts), splits, defines)

@@ -14,7 +14,7 @@ from zinc.gpu.lower import route
 from zinc.gpu.lower.operands import ceil_div, rows, vector_or_null
 from zinc.gpu.lower.weights import weight_of
 from zinc.ops.graph import Node
-from zinc.ops.step import StepCondition
+from zinc.ops.step import ONE_TOKEN, StepCondition
 from zinc.ops.values import RowFormat
 from zinc.quant.blocks import GGMLType
 
@@ -27,7 +27,7 @@ MAX_PARTS = 2  # the router, and gates of the shared experts
 @fuses("route_experts")
 def route_experts_steps(node: Node) -> StepCondition | None:
     """Return the steps of one token."""
-    return StepCondition(tokens=1)
+    return ONE_TOKEN
 
 
 @fuses("norm_route")
@@ -42,7 +42,7 @@ def norm_route_steps(node: Node) -> StepCondition | None:
         and x.cols % 32 == 0
         and x.cols <= MAX_COLS
     )
-    return StepCondition(tokens=1) if suits else None
+    return ONE_TOKEN if suits else None
 
 
 @lowers("route_experts")

@@ -1,0 +1,164 @@
+"""Products of normalised rows that a product makes: linear, rms_norm, and linear or linear_glu.
+
+They replace these ops in steps of few tokens. The first product knows the rows that the norm reads,
+so no kernel has to read them between the products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+
+from zinc.ops.cases import Case
+from zinc.ops.costs import weight_bytes
+from zinc.ops.graph import Node
+from zinc.ops.linear import linear
+from zinc.ops.norm_linear import is_plain_norm, norm_linear, norm_linear_glu
+from zinc.ops.operands import matrix, rows, vector
+from zinc.ops.registry import Alternative, Attrs, Cost, op
+from zinc.ops.step import Step
+from zinc.ops.values import ActivationFn, FloatArray, Input, Value, Weight
+from zinc.quant.blocks import GGMLType
+
+
+def _cost(node: Node) -> Cost:
+    weights = [w for w in node.inputs if isinstance(w, Weight) and not w.is_vector]
+    values = [v.cols for v in node.inputs if isinstance(v, Value)]
+    return Cost(
+        fixed_bytes=sum(weight_bytes(w) for w in weights),
+        row_bytes=4 * (sum(values) + sum(v.cols for v in node.outputs)),
+        row_flops=sum(2 * w.rows * w.cols for w in weights),
+    )
+
+
+def _first_operands(first: Node, norm: Node) -> tuple[Input, ...] | None:
+    """Return the operands of the fused node that are not the second product's, None if none fit."""
+    if len(first.outputs) > 1 or not is_plain_norm(norm):
+        return None
+    own = (first.input(name) for name in ("x", "weight", "bias", "residual"))
+    return (*own, norm.input("weight"))
+
+
+def _fused(first: Node, norm: Node, product: Node) -> Node | None:
+    """Return the fused node of a linear, a norm and a linear, None if there is none."""
+    n_parts = len(product.outputs)
+    own = _first_operands(first, norm)
+    if own is None or any(product.input("residual", i) is not None for i in range(n_parts)):
+        return None
+    operands = (product.input(name, i) for i in range(n_parts) for name in ("weight", "bias"))
+    attrs = MappingProxyType({**norm.attrs, **product.attrs})
+    outputs = (*first.outputs, *product.outputs)
+    return Node("linear_norm_linear", (*own, *operands), outputs, attrs, product.label)
+
+
+def _fused_glu(first: Node, norm: Node, product: Node) -> Node | None:
+    """Return the fused node of a linear, a norm and a linear_glu, None if there is none."""
+    own = _first_operands(first, norm)
+    if own is None:
+        return None
+    attrs = MappingProxyType({**norm.attrs, **product.attrs})
+    outputs = (*first.outputs, *product.outputs)
+    return Node(
+        "linear_norm_linear_glu", (*own, *product.inputs[1:]), outputs, attrs, product.label
+    )
+
+
+def _case(name: str, tokens: int, type: GGMLType) -> tuple[Case, Value, Value]:
+    """Return a case, the rows that its first product makes, and these rows after the norm."""
+    case = Case(name, n_tokens=tokens)
+    graph = case.graph
+    residual, x = case.rows(256, scale=2.0), case.rows(512)
+    made = graph.add(graph.linear(x, case.matrix(256, 512, type, 512**-0.5)), residual)
+    return case, made, graph.rms_norm(made, case.vector(256), eps=1e-5)
+
+
+def _cases() -> Iterator[Case]:
+    for tokens, types in (
+        (5, (GGMLType.Q4_K,) * 3),
+        (8, (GGMLType.Q4_K, GGMLType.Q6_K)),
+        (13, (GGMLType.Q5_K,)),
+        (16, (GGMLType.Q8_0,)),
+    ):
+        case, made, x = _case(f"{'-'.join(x.name for x in types)}-{tokens}", tokens, types[0])
+        parts = [
+            case.graph.linear(x, case.matrix(64, 256, type, 1 / 16), case.vector(64))
+            for type in types
+        ]
+        first, *others = parts
+        for other in others:
+            first = case.graph.gate(first, other)  # an add would become a residual
+        yield case.returns(case.graph.concat_heads(first, made, n_heads=1))
+
+
+@op(
+    rows("x"),
+    matrix("first"),
+    vector("first_bias", optional=True),
+    rows("residual", optional=True),
+    vector("norm", optional=True),
+    matrix("weight", repeated=True),
+    vector("bias", repeated=True, optional=True),
+    cost=_cost,
+    cases=_cases,
+    row_wise=True,
+    optional=True,
+    alternative=Alternative(("linear", "rms_norm", "linear"), _fused, makes=frozenset({"linear"})),
+)
+def linear_norm_linear(
+    step: Step,
+    attrs: Attrs,
+    x: FloatArray,
+    first: FloatArray,
+    first_bias: FloatArray | None,
+    residual: FloatArray | None,
+    norm: FloatArray | None,
+    weight: Sequence[FloatArray],
+    bias: Sequence[FloatArray | None],
+) -> Sequence[FloatArray]:
+    """Return y = x @ first.T + first_bias + residual, and norm_linear of y."""
+    (y,) = linear(step, attrs, x, [first], [first_bias], [residual])
+    return [y, *norm_linear(step, attrs, y, norm, weight, bias)]
+
+
+def _glu_cases() -> Iterator[Case]:
+    for tokens, type in ((6, GGMLType.Q4_K), (8, GGMLType.Q6_K), (15, GGMLType.Q8_0)):
+        case, made, x = _case(f"{type.name}-{tokens}", tokens, type)
+        gate, up = (case.graph.linear(x, case.matrix(64, 256, type, 1 / 16)) for _ in range(2))
+        y = case.graph.glu(gate, up, activation=ActivationFn.SILU)
+        yield case.returns(case.graph.concat_heads(y, made, n_heads=1))
+
+
+@op(
+    rows("x"),
+    matrix("first"),
+    vector("first_bias", optional=True),
+    rows("residual", optional=True),
+    vector("norm", optional=True),
+    matrix("gate"),
+    matrix("up"),
+    vector("gate_bias", optional=True),
+    vector("up_bias", optional=True),
+    cost=_cost,
+    cases=_glu_cases,
+    row_wise=True,
+    optional=True,
+    alternative=Alternative(
+        ("linear", "rms_norm", "linear_glu"), _fused_glu, makes=frozenset({"linear"})
+    ),
+)
+def linear_norm_linear_glu(
+    step: Step,
+    attrs: Attrs,
+    x: FloatArray,
+    first: FloatArray,
+    first_bias: FloatArray | None,
+    residual: FloatArray | None,
+    norm: FloatArray | None,
+    gate: FloatArray,
+    up: FloatArray,
+    gate_bias: FloatArray | None,
+    up_bias: FloatArray | None,
+) -> Sequence[FloatArray]:
+    """Return y = x @ first.T + first_bias + residual, and norm_linear_glu of y."""
+    (y,) = linear(step, attrs, x, [first], [first_bias], [residual])
+    return [y, *norm_linear_glu(step, attrs, y, norm, gate, up, gate_bias, up_bias)]
