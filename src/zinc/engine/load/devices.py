@@ -10,9 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from zinc.backends import api
 from zinc.backends.api import Backend
@@ -83,15 +82,14 @@ def divide_over(
     devices = _open(selectors, options)
     shared = [selector for _, selector in selectors]
     speeds = device_map.shares or _speeds(devices)
-    by_layer = partial(_by_layer, devices, shared, model, options, speeds, draft_bytes)
-    by_tensor = partial(_by_tensor, devices, shared, model, options, speeds, draft_bytes)
+    division = _Division(devices, shared, model, options, speeds, draft_bytes)
     match SplitMode(device_map.split):
         case SplitMode.LAYER:
-            backend, note = by_layer()
+            backend, note = division.by_layer()
         case SplitMode.TENSOR:
-            backend, note = by_tensor()
+            backend, note = division.by_tensor()
         case SplitMode.AUTO:
-            backend, note = _faster(by_layer, by_tensor, model, options)
+            backend, note = division.faster()
     return BackendChoice(backend, device_map, note)
 
 
@@ -116,106 +114,95 @@ def with_larger_steps(
     return larger if overlap and _fits(backend, model, larger, draft_bytes) else options
 
 
-def _by_layer(
-    devices: Sequence[Backend],
-    selectors: Sequence[str],
-    model: OpenModel,
-    options: LoadOptions,
-    speeds: Sequence[float],
-    draft_bytes: DraftBytes,
-) -> tuple[SplitBackend, str]:
-    """Return the backend whose devices have some layers each, and a note about it.
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """Devices over which a model is divided, and the ways to divide it.
 
-    Raises MemoryLimitError.
+    selectors: the device of each backend, such as "vulkan:0". speeds: the devices take parts in
+    this proportion. Each method returns a backend and a note about it, or raises MemoryLimitError.
     """
 
-    def on(split: LayerSplit) -> SplitBackend:
-        return _backend(SplitBackend(devices, split.assign(), selectors), model)
+    devices: Sequence[Backend]
+    selectors: Sequence[str]
+    model: OpenModel
+    options: LoadOptions
+    speeds: Sequence[float]
+    draft_bytes: DraftBytes
 
-    backend = on(even_split(model.spec.n_layers, len(devices)))
-    plans = _plans(model, backend, options)
-    kv_dtype = _kv_dtype(backend, plans, options)
-    loads, joined = _loads(model, plans, options, kv_dtype)
-    rooms = _rooms(model, plans, backend, options, speeds, draft_bytes)
-    # Queries of layers that share a cache would cross to the device that has it.
-    split = divide_layers(loads, rooms, joined) or divide_layers(loads, rooms)
-    if split is not None:
-        backend = on(split)
-    if split is None or not _fits(backend, model, options, draft_bytes):
-        needed = sum(load.memory_bytes for load in loads)
-        room = sum(max(0, room.memory_bytes) for room in rooms)
-        raise MemoryLimitError(
-            f"the model does not fit on {' and '.join(backend.split.names)} together",
-            f"its layers need {needed / 1e9:.1f} GB with a context of "
-            f"{_context(model, options):,} tokens, and {room / 1e9:.1f} GB are available",
-            "use a smaller model, quantisation or {context}, or add cpu to {device}",
+    def by_layer(self) -> tuple[SplitBackend, str]:
+        """Return the backend whose devices have some layers each."""
+
+        def on(split: LayerSplit) -> SplitBackend:
+            return _backend(SplitBackend(self.devices, split.assign(), self.selectors), model)
+
+        model, options = self.model, self.options
+        backend = on(even_split(model.spec.n_layers, len(self.devices)))
+        plans = _plans(model, backend, options)
+        kv_dtype = _kv_dtype(backend, plans, options)
+        loads, joined = _loads(model, plans, options, kv_dtype)
+        rooms = _rooms(model, plans, backend, options, self.speeds, self.draft_bytes)
+        # Queries of layers that share a cache would cross to the device that has it.
+        split = divide_layers(loads, rooms, joined) or divide_layers(loads, rooms)
+        if split is not None:
+            backend = on(split)
+        if split is None or not _fits(backend, model, options, self.draft_bytes):
+            needed = sum(load.memory_bytes for load in loads)
+            room = sum(max(0, room.memory_bytes) for room in rooms)
+            raise MemoryLimitError(
+                f"the model does not fit on {' and '.join(backend.split.names)} together",
+                f"its layers need {needed / 1e9:.1f} GB with a context of "
+                f"{_context(model, options):,} tokens, and {room / 1e9:.1f} GB are available",
+                "use a smaller model, quantisation or {context}, or add cpu to {device}",
+            )
+        return backend, split.describe(backend.split.names)
+
+    def by_tensor(self) -> tuple[SplitBackend, str]:
+        """Return the backend whose devices have a part of every layer."""
+        speeds, model = self.speeds, self.model
+        backend = _backend(SplitBackend(self.devices, tuple(speeds), self.selectors), model)
+        names = backend.split.names
+        if not _fits(backend, model, self.options, self.draft_bytes):
+            raise MemoryLimitError(
+                f"the model does not fit on {' and '.join(names)} in these parts",
+                "each device must have room for its part of every layer, "
+                "and for what all of them have",
+                "choose {split=layer}, other {shares}, "
+                "or a smaller model, quantisation or {context}",
+            )
+        parts = [
+            f"{share / sum(speeds):.0%} on {name}"
+            for share, name in zip(speeds, names, strict=True)
+        ]
+        return backend, f"every layer divided, {', '.join(parts)}"
+
+    def faster(self) -> tuple[SplitBackend, str]:
+        """Return the backend with the lower estimated time per token, of those that fit."""
+        from zinc.engine.load.bandwidth import bandwidth_of
+        from zinc.engine.load.link import all_reduce_seconds
+
+        layers: tuple[SplitBackend, str] | None = None
+        try:
+            layers = self.by_layer()
+            tensors = self.by_tensor()
+        except MemoryLimitError:
+            return layers or self.by_tensor()
+        rates = [bandwidth_of(device) for device in self.devices]
+        known = [rate.bytes_per_s for rate in rates if rate is not None]
+        if len(known) < len(rates):
+            return layers[0], f"{layers[1]} (the bandwidth of a device is unknown)"
+        layer_plan, tensor_plan = (
+            _plans(self.model, backend, self.options)[0] for backend, _ in (layers, tensors)
         )
-    return backend, split.describe(backend.split.names)
-
-
-def _by_tensor(
-    devices: Sequence[Backend],
-    selectors: Sequence[str],
-    model: OpenModel,
-    options: LoadOptions,
-    speeds: Sequence[float],
-    draft_bytes: DraftBytes,
-) -> tuple[SplitBackend, str]:
-    """Return the backend whose devices have a part of every layer, and a note about it.
-
-    Raises MemoryLimitError.
-    """
-    backend = _backend(SplitBackend(devices, tuple(speeds), selectors), model)
-    names = backend.split.names
-    if not _fits(backend, model, options, draft_bytes):
-        raise MemoryLimitError(
-            f"the model does not fit on {' and '.join(names)} in these parts",
-            "each device must have room for its part of every layer, and for what all of them have",
-            "choose {split=layer}, other {shares}, or a smaller model, quantisation or {context}",
+        cost = split_cost(
+            _token_bytes(layer_plan, layers[0], self.options),
+            _token_bytes(tensor_plan, tensors[0], self.options),
+            known,
+            sum(isinstance(entry, AllReduce) for entry in tensor_plan.schedule),
+            all_reduce_seconds(self.devices, self.model.spec.hidden),
         )
-    parts = [
-        f"{share / sum(speeds):.0%} on {name}" for share, name in zip(speeds, names, strict=True)
-    ]
-    return backend, f"every layer divided, {', '.join(parts)}"
-
-
-def _faster(
-    by_layer: Callable[[], tuple[SplitBackend, str]],
-    by_tensor: Callable[[], tuple[SplitBackend, str]],
-    model: OpenModel,
-    options: LoadOptions,
-) -> tuple[SplitBackend, str]:
-    """Return the backend with the lower estimated time per token, and a note about it.
-
-    A division that does not fit into memory is not considered. Raises MemoryLimitError if none
-    fits.
-    """
-    from zinc.engine.load.bandwidth import bandwidth_of
-    from zinc.engine.load.link import all_reduce_seconds
-
-    layers: tuple[SplitBackend, str] | None = None
-    try:
-        layers = by_layer()
-        tensors = by_tensor()
-    except MemoryLimitError:
-        return layers or by_tensor()
-    rates = [bandwidth_of(device) for device in layers[0].devices]
-    known = [rate.bytes_per_s for rate in rates if rate is not None]
-    if len(known) < len(rates):
-        return layers[0], f"{layers[1]} (the bandwidth of a device is unknown)"
-    layer_plan, tensor_plan = (
-        _plans(model, backend, options)[0] for backend, _ in (layers, tensors)
-    )
-    cost = split_cost(
-        _token_bytes(layer_plan, layers[0], options),
-        _token_bytes(tensor_plan, tensors[0], options),
-        known,
-        sum(isinstance(entry, AllReduce) for entry in tensor_plan.schedule),
-        all_reduce_seconds(layers[0].devices, model.spec.hidden),
-    )
-    backend, note = tensors if cost.tensor_is_faster else layers
-    estimate = f"a token is estimated to take {cost.layer_s * 1e3:.3g} ms by layer and "
-    return backend, f"{note} ({estimate}{cost.tensor_s * 1e3:.3g} ms by tensor)"
+        backend, note = tensors if cost.tensor_is_faster else layers
+        estimate = f"a token is estimated to take {cost.layer_s * 1e3:.3g} ms by layer and "
+        return backend, f"{note} ({estimate}{cost.tensor_s * 1e3:.3g} ms by tensor)"
 
 
 def _token_bytes(plan: SplitPlan, backend: SplitBackend, options: LoadOptions) -> list[int]:
