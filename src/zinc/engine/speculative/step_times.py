@@ -2,8 +2,9 @@
 
 The plan gives an estimate before the first step: a step reads the weights once, whatever its rows,
 reads more experts the more rows it has, and computes in proportion to its rows. The steps that run
-replace the estimate. On a busy machine other processes delay some of them by many times their usual
-time, so the table holds medians.
+replace the estimate. On a busy machine other processes delay many of them, often by many times the
+usual time. Delays only add time, so the table holds the time that a third of the last steps took at
+most.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import cache
-from statistics import median
 
 from zinc.backends.plans import Plan
 from zinc.engine.step_cost import StepShape
@@ -23,30 +23,28 @@ BYTES_PER_FLOP = 0.07
 BYTES_PER_FLOP_OF_DEVICES = 0.015
 # Context length at which the estimate is made. It changes little with it.
 _DEPTH = 512
-_WEIGHT_OF_ESTIMATE = 2
-# Times in a median. That of the load has fewer: a change of load must not reach the ratios.
+# Times that are remembered. Of the load there are fewer: its changes must not reach the ratios.
 _LONGEST_MEMORY = 25
 _MEMORY_OF_LOAD = 9
 _UNIT_WEIGHT = 0.2
-# A time over this multiple of the median includes a delay by other processes.
+# A time over this multiple of the typical one includes a delay by other processes.
 _DELAYED = 1.5
 
 
 class TypicalTime:
-    """The median of the last times of one kind of step, in any unit.
+    """The time that a third of the last steps of one kind took at most, in any unit.
 
-    estimate: the value before the first time. It counts as two times. memory: how many times the
-    median is taken of.
+    estimate: counts as the first time. memory: the number of times that are remembered.
     """
 
     def __init__(self, estimate: float, memory: int = _LONGEST_MEMORY) -> None:
         self.value = estimate
-        self._last = deque([estimate] * _WEIGHT_OF_ESTIMATE, memory)
+        self._last = deque([estimate], memory)
 
     def record(self, time: float) -> float:
-        """Record `time`; return it, or the median if it includes a delay."""
+        """Record `time`; return it, or the typical time if it includes a delay."""
         self._last.append(time)
-        self.value = median(self._last)
+        self.value = sorted(self._last)[(len(self._last) - 1) // 3]
         return self.value if time > _DELAYED * self.value else time
 
 
@@ -66,13 +64,15 @@ class StepTimes:
     def ratio(self, rows: int) -> float:
         """Return the time of a step of `rows` rows in steps of one row.
 
-        Without a measurement it is the estimate, corrected as the nearest measured number of rows
-        says.
+        Without a measurement it is the estimate, corrected by the nearest measured number of rows.
+        A step never takes longer than one of more rows.
         """
-        if rows not in self._measured:
+        if rows in self._measured:
+            found = self._measured[rows].value
+        else:
             nearest = min(self._measured, key=lambda known: (abs(known - rows), known))
-            return self._estimate(rows) * self._measured[nearest].value / self._estimate(nearest)
-        return self._measured[rows].value
+            found = self._estimate(rows) * self._measured[nearest].value / self._estimate(nearest)
+        return min([found, *(x.value for known, x in self._measured.items() if known > rows)])
 
     def record(self, rows: int, seconds: float) -> float:
         """Record the time of a step of `rows` rows; return it, corrected for a delay."""
@@ -82,7 +82,9 @@ class StepTimes:
             known.record(max(1.0, seconds / unit_s))
         expected_s = unit_s * self.ratio(rows)
         load = self._load.record(seconds / expected_s)
-        self.unit_s = unit_s * (1 + _UNIT_WEIGHT * (load - 1))
+        # A step of one row that is much faster than expected shows that earlier ones were delayed.
+        weight = 1.0 if rows == 1 and load * _DELAYED < 1 else _UNIT_WEIGHT
+        self.unit_s = unit_s * (1 + weight * (load - 1))
         return load * expected_s
 
 
