@@ -15,7 +15,13 @@ from zinc.engine.speculative.chains import Chain
 from zinc.engine.speculative.draft import Draft, expected_tokens
 from zinc.engine.speculative.draft_model import ModelChain, ModelDrafter
 from zinc.engine.speculative.nextn import NextNDrafter, hidden_rows, nextn_chain
-from zinc.engine.speculative.policy import LEAST_GAIN, Acceptance, Offer, lengths
+from zinc.engine.speculative.policy import (
+    LEAST_GAIN,
+    PROBE_TOKENS,
+    Acceptance,
+    Offer,
+    lengths,
+)
 from zinc.engine.speculative.step_times import StepTimes, TypicalTime
 from zinc.engine.speculative.suffix import PRIOR, SuffixDrafter
 from zinc.engine.speculative.tracker import Source
@@ -52,6 +58,7 @@ class Speculation:
         self.acceptance = {source: Acceptance() for source in Source}
         self.store = AnswerStore()
         self._suffix_s = TypicalTime(0.0)  # of a search
+        self._n_refused = 0  # steps in which no token could pay for its row
         self.chains: dict[Source, Chain] = {}
         self._nextn = nextn
         if nextn is not None:
@@ -147,9 +154,14 @@ class Speculation:
             self.store.add(s.namespace, s.ids[s.n_prompt :])
 
     def _can_pay(self, n_streams: int, n_rows: int) -> bool:
-        """Return whether a drafted token would pay for its row if it were always accepted."""
+        """Return whether a drafted token would pay for its row if it were always accepted.
+
+        Where none does, it is True once in `PROBE_TOKENS` steps, so that rows are measured again.
+        """
         gain = (n_streams + 1) / n_streams
-        return gain >= LEAST_GAIN * self.times.ratio(n_rows + 1) / self.times.ratio(n_rows)
+        pays = gain >= LEAST_GAIN * self.times.ratio(n_rows + 1) / self.times.ratio(n_rows)
+        self._n_refused = 0 if pays else self._n_refused + 1
+        return pays or self._n_refused % PROBE_TOKENS == 0
 
     def _offer(self, s: Sequence, source: Source, draft: Draft) -> Offer:
         rates = self.acceptance[source].rates(draft.probabilities)
