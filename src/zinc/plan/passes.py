@@ -318,11 +318,17 @@ def choose_row_formats(
                 if format is not RowFormat.F32:
                     out = replace(value, id=next(ids), format=format)
                     stored[value.id, format] = out
-                    casts.append(Node("quantize", (value,), (out,), label=node.label))
+                    label = node.label or _reader_label(value, nodes)
+                    casts.append(Node("quantize", (value,), (out,), label=label))
         inputs = tuple(reads(node, v) if isinstance(v, Value) else v for v in node.inputs)
         result.append(replace(node, inputs=inputs, outputs=tuple(outputs)))
         result.extend(casts)
     return result
+
+
+def _reader_label(value: Value, nodes: Sequence[Node]) -> str:
+    """Return the label of the first node with a label that reads `value`; empty without one."""
+    return next((node.label for node in nodes if value in node.inputs and node.label), "")
 
 
 def _takes_any(node: Node, value: Value) -> bool:
