@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -33,7 +34,7 @@ from zinc.ops.values import KVState
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
 
-LAYERS, REPEATS, RUNS = 6, 4, 9
+LAYERS, REPEATS, RUNS = 6, 8, 9
 BLOCK_TOKENS = 64
 STEPS = ("512x1x512", "512x1x4096", "512x1x32768", "1x1x4096", "1x1x32768", "4x1x4096", "8x8x4096")
 # (row_tiles, dim_warps, key_warps, keys, blocks) with as many stages as fit.
@@ -93,16 +94,21 @@ class Layers:
         graph = program._graph(program._prepared(self.step))
         layers = [i for i, x in enumerate(self.plan.launches) if x.kernel == "attention"]
         found = [node.dispatch for node in graph.nodes if node.launch in layers] * REPEATS
-        level = [Node(0, dispatch, ()) for dispatch in found]
-        one_level = DispatchGraph(tuple(level))  # in one stream they run one after another
-        times = [sum(self.backend.host.level_seconds(one_level)) for _ in range(RUNS)]
+        chain = (Node(0, x, (i - 1,) if i else ()) for i, x in enumerate(found))
+        host, times = self.backend.host, []
+        recording = host.record(DispatchGraph(tuple(chain)))
+        for _ in range(RUNS):
+            start = time.perf_counter()
+            host.wait(recording.submit())
+            times.append(time.perf_counter() - start)
         return median(times[2:]) / (REPEATS * LAYERS)
 
 
 def tiles(layers: Layers, args: argparse.Namespace) -> list[WideTile]:
     """Return the tiles that the device can run, each with the most stages that fit."""
-    features, found = layers.backend.host.features, []
+    features = layers.backend.host.features
     state = next(x for x in layers.plan.states if isinstance(x, KVState))
+    found: list[WideTile] = []
     for row_tiles, dim_warps, key_warps, keys, blocks in SHAPES:
         for stages in range(MAX_STAGES, 0 if args.kv_dtype == "q8_0" else 2, -1):
             tile = WideTile(row_tiles, dim_warps, key_warps, keys, stages, blocks)
@@ -138,11 +144,12 @@ def main() -> None:
             print(step, tile, error)
             return
         rate = layers.n_bytes / seconds * 1e-9
-        name = "vectors" if tile is None else "{}x{}x{} keys {} stages {} blocks {} splits {}"
-        name = name.format(*asdict(tile).values() if tile else ())
+        name = "vectors"
+        if tile is not None:
+            name = ", ".join(f"{key} {value}" for key, value in asdict(tile).items())
         results.append({"step": step, "tile": tile and asdict(tile), "seconds": seconds})
         tflops = layers.flop / seconds * 1e-12
-        print(f"{step:12} {name:50} {seconds * 1e6:9.1f} us {rate:6.0f} GB/s {tflops:6.1f} TFLOP/s")
+        print(f"{step:12} {name:92} {seconds * 1e6:9.1f} us {rate:6.0f} GB/s {tflops:6.1f} TFLOP/s")
 
     for step in args.steps:
         layers = Layers(backend, args, step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -12,11 +12,13 @@ from ops.attention_steps import CASES, errors
 from ops.running import run
 
 from zinc.backends import api
-from zinc.backends.cuda.lower.attention import AttentionTile, choose_tile
+from zinc.backends.cuda.lower.attention import AttentionTile, choose_tile, spread_merge
 from zinc.backends.cuda.lower.rope_attention import matrix_cut
 from zinc.backends.cuda.lower.wide_attention import WideTile, wide_tile
 from zinc.gpu.addresses import NominalAddresses
+from zinc.gpu.arguments.structs import AttentionMergeArguments
 from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.features import Features
 from zinc.ops.cases import Case
 from zinc.ops.values import KVState
@@ -86,22 +88,28 @@ def test_heads_that_do_not_suit_tensor_cores_are_multiplied_as_vectors(state: KV
 
 
 LATENT = KVState("kv", 1, 576, 512, v_from_k=True)
-SHARED_BYTES = {"RTX 4090": 99 << 10, "H100": 227 << 10}
+CARDS = {
+    "RTX 4090": {"most_shared_bytes": 99 << 10},
+    "A100": {"most_shared_bytes": 163 << 10},
+    "H100": {"most_shared_bytes": 227 << 10},
+}
 
 
 def wide_at(card: str, dtype: str = "f16") -> NominalAddresses:
-    return NominalAddresses(replace(AT.features, most_shared_bytes=SHARED_BYTES[card]), dtype)
+    return NominalAddresses(replace(AT.features, **CARDS[card]), dtype)
 
 
 @pytest.mark.parametrize(
     ("card", "dtype", "n_heads", "bucket", "tile"),
     [
         ("H100", "f16", 16, Bucket(512, 1, 1, 4096), WideTile(4, 2, 1, 32, 3)),
+        ("H100", "q8_0", 16, Bucket(512, 1, 1, 4096), WideTile(4, 2, 1, 32, 1)),
+        ("A100", "f16", 16, Bucket(512, 1, 1, 4096), WideTile(4, 2, 1, 32, 3)),
         ("RTX 4090", "f16", 16, Bucket(512, 1, 1, 4096), WideTile(4, 2, 1, 16, 3)),
         ("RTX 4090", "q8_0", 16, Bucket(512, 1, 1, 4096), WideTile(4, 2, 1, 16, 1)),
-        ("H100", "f16", 16, Bucket(1, 1, 1, 16384), WideTile(1, 4, 1, 16, 5, 2, splits=128)),
-        ("H100", "f16", 16, Bucket(8, 8, 8, 4096), WideTile(1, 4, 1, 16, 5, 2, splits=32)),
-        ("H100", "f16", 32, Bucket(1, 1, 1, 256), WideTile(2, 2, 2, 32, 3, splits=2)),
+        ("H100", "f16", 16, Bucket(1, 1, 1, 16384), WideTile(1, 4, 1, 16, 5, 2, splits=256)),
+        ("H100", "f16", 16, Bucket(8, 8, 8, 4096), WideTile(1, 4, 1, 16, 5, 2, splits=33)),
+        ("H100", "f16", 32, Bucket(1, 1, 1, 256), WideTile(2, 2, 2, 32, 3, splits=4)),
         ("H100", "f16", 128, Bucket(1, 1, 1, 16384), WideTile(4, 2, 1, 32, 3, splits=66)),
     ],
 )
@@ -111,7 +119,7 @@ def test_rows_of_all_heads_share_latent_keys(
     assert wide_tile(LATENT, n_heads, wide_at(card, dtype), bucket, False) == tile
 
 
-@pytest.mark.parametrize("card", SHARED_BYTES)
+@pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("dtype", ["f16", "q8_0"])
 @pytest.mark.parametrize("state", [LATENT, KVState("kv", 4, 512, 512), KVState("kv", 1, 320, 256)])
 def test_every_number_of_rows_has_a_tile_that_fits(card: str, dtype: str, state: KVState) -> None:
@@ -119,7 +127,8 @@ def test_every_number_of_rows_has_a_tile_that_fits(card: str, dtype: str, state:
     for n_tokens in (1, 2, 4, 8, 512):
         found = wide_tile(state, 16 * state.n_heads, at, Bucket(n_tokens, 1, 1, 4096), True)
         assert found is not None
-        assert found.blocks * found.shared_bytes(state, dtype) <= SHARED_BYTES[card]
+        shared_bytes = found.blocks * found.shared_bytes(state, dtype)
+        assert shared_bytes <= CARDS[card]["most_shared_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +158,7 @@ def test_a_prompt_of_latent_attention_agrees_with_ref() -> None:
     ("card", "state", "dtype", "more"),
     [
         (card, state, dtype, more)
-        for card in SHARED_BYTES
+        for card in CARDS
         for dtype in ("f16", "q8_0")
         for state, more in (
             (LATENT, {"heads": 20}),
@@ -163,12 +172,34 @@ def test_wide_heads_agree_with_ref(
     card: str, state: KVState, dtype: str, more: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features = emulated.EmulatedHost.features
-    features = replace(features, most_shared_bytes=SHARED_BYTES[card])
+    features = replace(features, **CARDS[card])
     monkeypatch.setattr(emulated.EmulatedHost, "features", features)
     monkeypatch.setitem(CASES, "wide", (state, dtype, more))
     monkeypatch.setattr(attention_steps, "TOKENS", 40)
     found, tolerance = errors(emulated.backend(), "wide")
     assert max(found) <= tolerance
+
+
+MERGE_FIELDS = [field.name for field in fields(AttentionMergeArguments)]
+
+
+@pytest.mark.parametrize(
+    ("n_heads", "n_tokens", "columns", "found"),
+    [
+        (16, 1, 512, (64, 32, 8)),  # columns of a block, threads that share a column, blocks
+        (16, 512, 512, (512, 2, 1)),
+        (8, 8, 80, (80, 2, 1)),
+    ],
+)
+def test_merges_of_few_heads_are_spread_over_blocks(
+    n_heads: int, n_tokens: int, columns: int, found: tuple[int, int, int]
+) -> None:
+    kernel = KernelVariant("attention_merge", (("HEAD_DIM_V", columns), ("PARTS", 2)))
+    arguments = AttentionMergeArguments(**dict.fromkeys(MERGE_FIELDS, 0))
+    plain = Dispatch(kernel, arguments, (n_heads, n_tokens, 1))
+    spread = spread_merge(plain, columns, AT)
+    defines = dict(spread.kernel.defines)
+    assert (defines["COLUMNS"], defines["PARTS"], spread.groups[2]) == found
 
 
 def test_heads_that_are_too_wide_have_no_tile() -> None:

@@ -1,5 +1,6 @@
 // Merges the partial sums of a head (group.x) of a token (group.y). A thread has four columns of
 // every PARTS-th split.
+//   COLUMNS  of a block (group.z); all of them if it is not defined
 
 #include "arguments.h"
 
@@ -10,7 +11,11 @@ using Arguments = AttentionMergeArguments;
 #include "q8.cuh"
 #include "softmax.cuh"
 
-#define FOURS (HEAD_DIM_V / 4)
+#ifndef COLUMNS
+#define COLUMNS HEAD_DIM_V
+#endif
+#define FOURS (COLUMNS / 4)
+#define SPLIT_FOURS (HEAD_DIM_V / 4 + 1) // sums, then maximum and sum of the softmax
 
 SHARED float4 sums[PARTS][FOURS];
 SHARED float2 totals[PARTS];
@@ -22,15 +27,16 @@ KERNEL(attention_merge, Arguments)
     const uint3 group = uint3(blockIdx.x, blockIdx.y, blockIdx.z);
     const uint thread = threadIdx.x;
     uint head = group.x, token = group.y, i = thread % FOURS, part = thread / FOURS;
+    uint first = group.z * FOURS;
     if (token >= rowsOf(args.step, args.dim)) return;
-    float4* from = (float4*)args.partial + (token * args.n_heads + head) * args.splits * (FOURS + 1);
+    float4* from = (float4*)args.partial + (token * args.n_heads + head) * args.splits * SPLIT_FOURS;
 
     OnlineSoftmax all = emptySoftmax();
     float4 y = 0;
-    for (uint s = part; s < args.splits; s += PARTS)
+    _Pragma("unroll 4") for (uint s = part; s < args.splits; s += PARTS)
     {
-        float4 total = loadAligned<16>(from + (s * (FOURS + 1) + FOURS));
-        float4 x = loadAligned<16>(from + (s * (FOURS + 1) + i));
+        float4 total = loadAligned<16>(from + (s * SPLIT_FOURS + HEAD_DIM_V / 4));
+        float4 x = loadAligned<16>(from + (s * SPLIT_FOURS + first + i));
         OnlineSoftmax other = { total.x, total.y };
         float2 correction = mergeInto(all, other);
         y = y * correction.x + x * correction.y;
@@ -51,5 +57,5 @@ KERNEL(attention_merge, Arguments)
         y *= mergeInto(all, sink).x;
     }
     storeOutput(rowAt(args.out, token, args.out_stride), args.n_heads * HEAD_DIM_V,
-             head * HEAD_DIM_V + 4 * i, y / all.sum);
+             head * HEAD_DIM_V + 4 * (first + i), y / all.sum);
 }

@@ -81,7 +81,7 @@ struct WarpRows : RowPair
     MEMBER void weigh(ARGS, QueryTile& t, uint from, float (&scores)[OWN_KEYS / 8][4])
     {
         float corrections[2];
-        bool changes = RowPair::weigh(args, t, from + key0, from, from + BK - 1, scores, corrections);
+        bool changes = RowPair::weigh(args, t, from + key0, scores, corrections);
         if (__ballot_sync(0xffffffffu, changes) == 0) return;
         UNROLL for (uint n = 0; n < SUM_GROUPS; n++)
             UNROLL for (uint i = 0; i < 4; i++) sums[n][i] *= corrections[i / 2];

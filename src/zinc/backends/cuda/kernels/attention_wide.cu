@@ -63,7 +63,9 @@ struct Tiles : KeyRange
 {
     uint next; // position of the tile to copy next
     uint block, last_block; // of that tile, and of the one before it
-    uint token; // in the block: the first one of that tile, or the selected one of this thread's row
+#if SELECTED
+    uint token; // of this thread's row in the block of the tile to copy next
+#endif
     uint copied, multiplied; // tiles
 
     MEMBER Tiles(ARGS, QueryTile& t) : KeyRange(args, t)
@@ -79,11 +81,21 @@ struct Tiles : KeyRange
     {
 #if SELECTED
         uint row = threadIdx.x / (THREADS / BK), position = uint(t.selected[min(next + row, t.last)]);
+        token = t.inBlock(args, position);
 #else
         uint position = min(next, t.last);
 #endif
         block = t.blockAt(args, position);
-        token = t.inBlock(args, position);
+    }
+
+    /// The first position in its block of the tile to copy next, or this thread's if it is selected.
+    MEMBER uint tokenOf(ARGS, QueryTile& t)
+    {
+#if SELECTED
+        return token;
+#else
+        return t.inBlock(args, next);
+#endif
     }
 
     /// The tile `i` tiles after the one whose values are summed.
@@ -93,7 +105,7 @@ struct Tiles : KeyRange
     template <uint CHUNKS, class Act> MEMBER static void each(Act act)
     {
         constexpr uint LANES = THREADS / BK; // threads that share a row
-        uint row = threadIdx.x / LANES, first = threadIdx.x % LANES;
+        uint thread = threadIndex(), row = thread / LANES, first = thread % LANES;
         UNROLL for (uint i = 0; i < (CHUNKS + LANES - 1) / LANES; i++)
             if (CHUNKS % LANES == 0 || i * LANES + first < CHUNKS) act(row, i * LANES + first);
     }
@@ -103,13 +115,14 @@ struct Tiles : KeyRange
     {
 #if KV_Q8
         uint4* to = (uint4*)stages + TILES * TILE_CHUNKS + copied % STAGES * RAW_TILE;
+        uint token = tokenOf(args, t);
         if (next < end) copyRaw<HEAD_DIM>(to, t.keysOf(args, block), token);
         if (!V_FROM_K && next < end)
             copyRaw<HEAD_DIM_V>(to + RAW_CHUNKS(HEAD_DIM), t.valuesOf(args, block), token);
 #else
         uint4* to = (uint4*)stages + copied % TILES * TILE_CHUNKS;
         if (next < end)
-            copyRows<HEAD_DIM, KEY_PITCH>(to, t.keysOf(args, block), token);
+            copyRows<HEAD_DIM, KEY_PITCH>(to, t.keysOf(args, block), tokenOf(args, t));
         if (!V_FROM_K && copied > 0 && next < end + BK)
         {
             to = (uint4*)stages + (copied - 1) % TILES * TILE_CHUNKS + VALUES_AT;
@@ -140,13 +153,13 @@ struct Tiles : KeyRange
         });
         return;
 #endif
+        uint thread = threadIndex();
         UNROLL for (uint i = 0; i < (NUMBERS + THREADS - 1) / THREADS; i++)
         {
-            uint at = i * THREADS + threadIdx.x;
+            uint at = i * THREADS + thread;
             if (NUMBERS % THREADS == 0 || at < NUMBERS) copyAsync(to + at, from.numbers + 16 * at, true);
         }
-        if (threadIdx.x < SCALES)
-            copyAsync(to + NUMBERS + threadIdx.x, (uint8_t*)from.scales + 16 * threadIdx.x, true);
+        if (thread < SCALES) copyAsync(to + NUMBERS + thread, (uint8_t*)from.scales + 16 * thread, true);
     }
 
     /// Converts the tile `i` tiles after the one whose values are summed, which has been copied.
@@ -249,7 +262,7 @@ struct WarpRows
             UNROLL for (uint i = 0; i < 4; i++) scores[n][i] = sum[i];
         }
         float corrections[2];
-        rows.weigh(args, t, from, from, from + BK - 1, scores, corrections);
+        rows.weigh(args, t, from, scores, corrections);
         uint part = key_part * DIM_WARPS + dim_part;
         uint* to = (uint*)weights + rows.row * (4 * WEIGHT_PITCH) + lane % 4;
         UNROLL for (uint n = 0; n < KEY_GROUPS; n++)
@@ -330,12 +343,15 @@ struct WarpRows
     }
 };
 
+SHARED QueryTile saved; // for the end, so that it takes no registers before
+
 KERNEL(attention_wide, Arguments)
 {
     const uint lane = threadIdx.x % SUBGROUP;
     // The last rows of a prompt see most keys, so their tiles start first.
     QueryTile t = findTile(args, blockIdx.x, gridDim.y - 1 - blockIdx.y);
     if (t.rows == 0) return;
+    if (threadIdx.x == 0) saved = t;
     Tiles tiles(args, t);
     UNROLL for (uint i = 0; i < STAGES - !KV_Q8; i++) tiles.copy(args, t);
     WarpRows rows;
@@ -378,5 +394,5 @@ KERNEL(attention_wide, Arguments)
         __syncthreads();
         tiles.multiplied++;
     }
-    rows.store(args, t, lane);
+    rows.store(args, saved, lane);
 }

@@ -44,9 +44,7 @@ struct QueryTile
 
     MEMBER bool isVisible(ARGS, uint position, uint key)
     {
-#if SELECTED
-        return key <= last;
-#elif CHUNKED
+#if CHUNKED
         return key <= position && key >= firstOf(args, position);
 #else
         return key <= lastOf(args, position) && (args.window == 0 || key + args.window > position);
@@ -56,18 +54,21 @@ struct QueryTile
     /// The first key that the token at a position sees.
     MEMBER uint firstOf(ARGS, uint position)
     {
-#if CHUNKED
+#if SELECTED
+        return 0;
+#elif CHUNKED
         return position / args.window * args.window;
 #else
-        return args.window > 0 && position >= args.window ? position - args.window + 1 : 0;
+        return args.window > 0 && position >= args.window ? position - (args.window - 1) : 0;
 #endif
     }
 
     /// The last key that the token at a position sees.
     MEMBER uint lastOf(ARGS, uint position)
     {
+        if (SELECTED) return last;
         if (args.bidirectional == 0) return position;
-        return args.window == 0 ? end : min(end, position + args.window - 1);
+        return args.window == 0 ? end : min(end, position + (args.window - 1));
     }
 
     /// The score of row r for a key, as a power of two. `dot` is their product.
@@ -78,20 +79,6 @@ struct QueryTile
         score -= args.slopes[headOf(r)] * LOG2_E * abs(float(int(key) - int(positionOf(r))));
 #endif
         return score;
-    }
-
-    /// Returns whether a row may not see all of the positions from `from` to `to`.
-    MEMBER bool masks(ARGS, uint from, uint to)
-    {
-#if SELECTED
-        return to > last;
-#endif
-        return to > lastOf(args, positionOf(0))
-#if CHUNKED
-            || from < firstOf(args, positionOf(rows - 1));
-#else
-            || (args.window > 0 && from + args.window <= positionOf(rows - 1));
-#endif
     }
 
     /// The query of row r. Rows past the last one repeat it.

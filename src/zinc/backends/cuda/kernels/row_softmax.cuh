@@ -6,6 +6,19 @@
 #include "mma_tile.cuh"
 #include "query_tile.cuh"
 
+/// The index of this thread. What follows from it is computed where it is used, and takes no registers
+/// across a tile.
+DEVICE uint threadIndex()
+{
+#ifdef ZINC_EMULATED
+    return threadIdx.x;
+#else
+    uint index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index;
+#endif
+}
+
 /// Two rows of a tile, of which a lane has columns 2c and 2c + 1 of each eight.
 struct RowPair
 {
@@ -58,12 +71,10 @@ struct RowPair
 #endif
     }
 
-    /// Turns scores of the keys from position `first` on into weights of values. They are part of a
-    /// tile of keys from `from` to `to`. Sums so far must be multiplied by `corrections`. Returns
-    /// whether one of them is not 1.
+    /// Turns scores of the keys from position `first` on into weights of values. Sums so far must be
+    /// multiplied by `corrections`. Returns whether one of them is not 1.
     template <uint N>
-    MEMBER bool weigh(ARGS, QueryTile& t, uint first, uint from, uint to, float (&scores)[N][4],
-        float (&corrections)[2])
+    MEMBER bool weigh(ARGS, QueryTile& t, uint first, float (&scores)[N][4], float (&corrections)[2])
     {
         uint key = first + 2 * (threadIdx.x % 4);
 #if SOFTCAP
@@ -79,20 +90,28 @@ struct RowPair
                 scores[n][i] -= slope[i / 2] * abs(float(distance));
             }
 #endif
-        if (t.masks(args, from, to))
+        uint low[2], high[2]; // keys that the rows see
+        UNROLL for (uint h = 0; h < 2; h++)
+        {
+            low[h] = t.firstOf(args, position[h]);
+            high[h] = t.lastOf(args, position[h]);
+        }
+        if (first < low[1] || first + (8 * N - 1) > high[0])
         {
             UNROLL for (uint n = 0; n < N; n++)
                 UNROLL for (uint i = 0; i < 4; i++)
-                    if (!t.isVisible(args, position[i / 2], key + 8 * n + i % 2))
-                        scores[n][i] = MASKED;
+                {
+                    uint at = key + 8 * n + i % 2;
+                    if (at < low[i / 2] || at > high[i / 2]) scores[n][i] = MASKED;
+                }
         }
         UNROLL for (uint h = 0; h < 2; h++)
         {
             float top = maximum[h];
             UNROLL for (uint n = 0; n < N; n++)
                 top = max(top, max(scores[n][2 * h], scores[n][2 * h + 1]));
-            top = max(top, shuffleXor<4>(top, 1));
-            top = max(top, shuffleXor<4>(top, 2));
+            top = max(top, shuffleXor(top, 1));
+            top = max(top, shuffleXor(top, 2));
             corrections[h] = exp2Fast(maximum[h] - top);
             maximum[h] = top;
             float base = top > MASKED ? top : 0.0f; // no key was visible yet: all weights are 0
@@ -112,8 +131,8 @@ struct RowPair
     {
         UNROLL for (uint h = 0; h < 2; h++)
         {
-            total[h] += shuffleXor<4>(total[h], 1);
-            total[h] += shuffleXor<4>(total[h], 2);
+            total[h] += shuffleXor(total[h], 1);
+            total[h] += shuffleXor(total[h], 2);
         }
     }
 };

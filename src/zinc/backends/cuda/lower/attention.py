@@ -50,6 +50,8 @@ SHARED_DIM = 128
 BLOCKS_PER_UNIT = 2  # blocks that fill a compute unit
 MIN_SPLIT_KEYS = 128  # fewer keys are not worth a merge
 MAX_SPLITS = 64
+# A merge has several blocks for each head and token if the heads do not fill the device.
+MERGE_COLUMNS, MERGE_THREADS = 64, 512  # of a block, at least and at most
 
 
 @lowers("attention")
@@ -163,8 +165,27 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
     grid = (state.n_heads, tiles_of_step(seen, n_heads // state.n_heads, tile.rows), splits)
     dispatches = [Dispatch(kernel, arguments, grid)]
     if splits > 1:
-        dispatches.append(merge(launch, at, bucket, splits, partial, y_at))
+        plain = merge(launch, at, bucket, splits, partial, y_at)
+        dispatches.append(spread_merge(plain, state.head_dim_v, at))
     return dispatches
+
+
+def spread_merge(plain: Dispatch, columns: int, at: Addresses) -> Dispatch:
+    """Return the merge `plain` of heads of `columns` columns, spread over blocks and threads.
+
+    It does not depend on the number of splits: kernels for all steps are compiled ahead.
+    """
+    heads, tokens, _ = plain.groups
+    blocks = 1
+    while (
+        columns % (2 * MERGE_COLUMNS) == 0 and heads * tokens * blocks < at.features.compute_units
+    ):
+        columns, blocks = columns // 2, 2 * blocks
+    defines = dict(plain.kernel.defines) | {"COLUMNS": columns}
+    if blocks > 1:
+        defines["PARTS"] = MERGE_THREADS // (columns // 4)
+    kernel = replace(plain.kernel, defines=tuple(defines.items()))
+    return replace(plain, kernel=kernel, groups=(heads, tokens, blocks))
 
 
 def choose_tile(

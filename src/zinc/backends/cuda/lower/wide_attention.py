@@ -17,8 +17,9 @@ from zinc.ops.values import KVState
 WARP_ROWS = 16
 MIN_ROWS = 8  # of a sequence; fewer are faster as vectors
 MAX_NUMBERS = 208  # of sums and pairs of queries, in the registers of a lane
-MIN_SPLIT_KEYS, MIN_SPLIT_TILES = 128, 4  # fewer keys are not worth a merge
-MAX_SPLITS = 128
+MIN_SPLIT_KEYS, MIN_SPLIT_TILES = 64, 2  # fewer keys are not worth a merge
+MAX_SPLITS = 256
+SAVED_BYTES = 128  # of shared memory, for the rows of the tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class WideTile:
         """Return all shared memory of a block."""
         scores = 4 * self.rows * self.keys * self.dim_warps
         weights = self.rows * (16 * (self.keys // 8 | 1) + 4)
-        return self.staged_bytes(state, dtype) + scores + weights
+        return self.staged_bytes(state, dtype) + scores + weights + SAVED_BYTES
 
     def suits(self, state: KVState, stores_blocks: bool) -> bool:
         """Return whether heads divide evenly among warps, and sums fit into their registers."""
@@ -106,7 +107,11 @@ Q8_TILES = {
 
 
 def wide_tile(
-    state: KVState, n_heads: int, at: Addresses, bucket: Bucket, stores_blocks: bool
+    state: KVState,
+    n_heads: int,
+    at: Addresses,
+    bucket: Bucket,
+    stores_blocks: bool,
 ) -> WideTile | None:
     """Return the tile for a step of `bucket`, None if heads of `state` do not suit the kernel.
 
