@@ -64,6 +64,17 @@ class Mamba2:
 
 
 @dataclass(frozen=True)
+class Rwkv7:
+    """Widths of RWKV-7: of a head, and of the small matrices of decays, rates, values and gates."""
+
+    head_dim: int
+    decay: int
+    rate: int
+    value: int
+    gate: int
+
+
+@dataclass(frozen=True)
 class Experts:
     """Sizes of a mixture of experts.
 
@@ -99,8 +110,8 @@ class Shape:
     window: sliding window in tokens. dense_layers: layers before the first one with experts.
     short_conv: taps of recurrent layers that are short convolutions. mamba: recurrent layers that
     are Mamba-2. kda: width of a head of recurrent layers that are Kimi Delta Attention, with as
-    many heads as attention. attends: layers that attend, if others are one of these three. Layers
-    have no MLP if `ffn` is 0.
+    many heads as attention. attends: layers that attend, if others are one of these three. rwkv:
+    all layers are those of RWKV-7. Layers have no MLP if `ffn` is 0.
     """
 
     arch: str
@@ -127,11 +138,14 @@ class Shape:
     mamba: Mamba2 | None = None
     kda: int = 0
     attends: tuple[int, ...] = ()
+    rwkv: Rwkv7 | None = None
 
     def is_recurrent(self, layer: int) -> bool:
         if self.delta is not None:
             return (layer + 1) % self.delta.interval != 0
-        mixes = self.mamba is not None or self.short_conv > 0 or self.kda > 0
+        mixes = (
+            self.mamba is not None or self.short_conv > 0 or self.kda > 0 or self.rwkv is not None
+        )
         return mixes and layer not in self.attends
 
 
@@ -183,6 +197,12 @@ SHAPES = {
         *("mamba2", 48, 2048, 0, 0, 0, 0, 50288, 1048576, 1e4),
         qk_norm=False,
         mamba=Mamba2(64, 64, 128),
+    ),
+    "rwkv7-1.5b": Shape(
+        *("rwkv7", 24, 2048, 8192, 0, 0, 0, 65536, 1048576, 1e4),
+        tied=False,
+        qk_norm=False,
+        rwkv=Rwkv7(64, 96, 96, 64, 256),
     ),
     # Heads, latent attention and vocabulary of Kimi Linear 48B-A3B, without its experts.
     "kimi-linear-1b": Shape(
@@ -332,15 +352,44 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
         yield matrix(prefix, "attn_v_b", layer, heads, a.value, a.rank)
         yield matrix(prefix, "attn_output", layer, shape.hidden, heads * a.value)
 
+    def with_bias(name: str) -> Iterator[tuple]:
+        yield f"{name}.weight", (shape.hidden,), f32
+        yield f"{name}.bias", (shape.hidden,), f32
+
+    def rwkv7(prefix: str, layer: int, r: Rwkv7) -> Iterator[tuple]:
+        yield from with_bias(f"{prefix}attn_norm_2")
+        yield f"{prefix}time_mix_lerp_fused.weight", (6, 1, 1, shape.hidden), f32
+        for part, rank in (("w", r.decay), ("a", r.rate), ("v", r.value), ("g", r.gate)):
+            if part != "g":
+                yield f"{prefix}time_mix_{part}0.weight", (shape.hidden,), f32
+            # They are not quantised in published files.
+            yield f"{prefix}time_mix_{part}1.weight", (rank, shape.hidden), GGMLType.F16
+            yield f"{prefix}time_mix_{part}2.weight", (shape.hidden, rank), GGMLType.F16
+        for part in ("k_k", "k_a", "r_k"):
+            yield f"{prefix}time_mix_{part}.weight", (shape.hidden,), f32
+        yield from with_bias(f"{prefix}time_mix_ln")
+        for part in ("receptance", "key", "value", "output"):
+            yield matrix(prefix, f"time_mix_{part}", layer, shape.hidden, shape.hidden)
+        yield f"{prefix}channel_mix_lerp_k.weight", (shape.hidden,), f32
+        yield matrix(prefix, "channel_mix_key", layer, shape.ffn, shape.hidden)
+        yield matrix(prefix, "channel_mix_value", layer, shape.hidden, shape.ffn)
+
     yield matrix("", "token_embd", 0, shape.vocab, shape.hidden)
     norm = "token_embd_norm" if shape.short_conv else "output_norm"
     yield f"{norm}.weight", (shape.hidden,), f32
+    if shape.rwkv is not None:
+        yield f"{norm}.bias", (shape.hidden,), f32
+        yield from with_bias("token_embd_norm")
     if not shape.tied:
         yield matrix("", "output", 0, shape.vocab, shape.hidden)
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     for i in range(shape.layers):
         p, delta = f"blk.{i}.", shape.delta
         yield f"{p}attn_norm.weight", (shape.hidden,), f32
+        if shape.rwkv is not None:
+            yield f"{p}attn_norm.bias", (shape.hidden,), f32
+            yield from rwkv7(p, i, shape.rwkv)
+            continue
         if delta is not None and shape.is_recurrent(i):
             yield matrix(p, "attn_qkv", i, delta.qkv_cols, shape.hidden)
             yield matrix(p, "attn_gate", i, delta.v_cols, shape.hidden)
@@ -436,6 +485,13 @@ def write(path: str, shape: Shape, mix: str, seed: int = 0, repeat: bool = False
         w.add(
             f"{arch}.attention.value_length", shape.latent.rank if shape.latent else shape.head_dim
         )
+        if shape.rwkv is not None:
+            w.add(f"{arch}.wkv.head_size", shape.rwkv.head_dim)
+            w.add(f"{arch}.attention.decay_lora_rank", shape.rwkv.decay)
+            w.add(f"{arch}.attention.iclr_lora_rank", shape.rwkv.rate)
+            w.add(f"{arch}.attention.value_residual_mix_lora_rank", shape.rwkv.value)
+            w.add(f"{arch}.attention.gate_lora_rank", shape.rwkv.gate)
+            w.add(f"{arch}.attention.layer_norm_epsilon", 1e-5)
         w.add(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
         w.add(f"{arch}.rope.freq_base", shape.rope_base)
         if shape.rope_dims is not None:

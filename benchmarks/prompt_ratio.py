@@ -19,7 +19,7 @@ from typing import Any
 
 import make_model
 
-SHAPES = ("mamba2-1.3b", "granite4-h-1b", "lfm2-1.2b", "kimi-linear-1b")
+SHAPES = ("mamba2-1.3b", "granite4-h-1b", "lfm2-1.2b", "kimi-linear-1b", "rwkv7-1.5b")
 SHOWN_OPS = 3
 
 
