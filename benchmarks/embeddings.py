@@ -1,12 +1,17 @@
 """Compare embeddings by zinc and llama.cpp, and many texts in a request with one, on the CPU.
 
     python benchmarks/embeddings.py --llama-bin FOLDER --out benchmarks/results/NAME.json
+    python benchmarks/embeddings.py --llama-bin FOLDER --cpu-time --out benchmarks/results/NAME.json
     python benchmarks/embeddings.py --server --out benchmarks/results/NAME.json
 
 The model has the shape of BERT base (110 million parameters) and random weights, which is written
 for each of `--types`. FOLDER holds llama-embedding; its time is that from the log line of its first
 batch to its end, without tokenization. zinc's time is that of `LLM.embed`, with tokenization and
 pooling. Rounds alternate between the two. "single" embeds the texts one by one.
+
+`--cpu-time` compares the CPU time of one thread, which other processes hardly change: that of zinc
+for four batches of 512 tokens, and that of llama-embedding for four batches less that for one,
+which leaves out loading.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import argparse
 import http.client
 import json
 import re
+import resource
 import socket
 import statistics
 import subprocess
@@ -190,6 +196,45 @@ def measure(args: argparse.Namespace, type: GGMLType, folder: Path) -> Iterator[
             yield row
 
 
+def measure_cpu_time(
+    args: argparse.Namespace, type: GGMLType, folder: Path
+) -> Iterator[dict[str, Any]]:
+    """Yield a row of CPU times of one thread, in seconds for 512 tokens, for each text length."""
+    model = folder / f"{type.name}.gguf"
+    if not model.exists():
+        write_model(model, type)
+
+    def llama(texts: list[str]) -> float:
+        prompts = folder / "prompts.txt"
+        prompts.write_text("\n".join(texts))
+        command = [f"{args.llama_bin}/llama-embedding", "-m", str(model), "-f", str(prompts)]
+        command += ["-t", "1", "-c", "512", "-b", "512", "-ub", "512", "-ngl", "0", "--no-warmup"]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        subprocess.run(command, capture_output=True, check=True)
+        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+
+    with zinc.LLM(model, backend="cpu", threads=1) as llm:
+        for _, n_tokens in SHAPES:
+            count = 512 // n_tokens
+            texts = texts_of(4 * count, n_tokens)
+            llm.embed(texts)
+            ours, theirs = [], []
+            for _ in range(args.rounds):
+                start = time.process_time()
+                llm.embed(texts)
+                ours.append((time.process_time() - start) / 4)
+                theirs.append((llama(texts) - llama(texts[:count])) / 3)
+            row = {
+                "type": type.name,
+                "tokens": n_tokens,
+                "ratio": round(statistics.median(theirs) / statistics.median(ours), 2),
+                "zinc_s": [round(x, 3) for x in ours],
+                "llama_s": [round(x, 3) for x in theirs],
+            }
+            print(json.dumps(row), flush=True)
+            yield row
+
+
 def measure_server(args: argparse.Namespace, type: GGMLType, folder: Path) -> dict[str, Any]:
     """Return times over HTTP, in ms: a request with 64 texts, and 64 requests with one each.
 
@@ -259,6 +304,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--llama-bin", help="compare with llama-embedding in this folder")
     parser.add_argument("--server", action="store_true", help="measure requests over HTTP instead")
+    parser.add_argument("--cpu-time", action="store_true", help="compare CPU times of one thread")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--types", default="F16,Q8_0")
     parser.add_argument("--threads", type=int, default=2)
@@ -272,11 +318,12 @@ def main() -> None:
         if args.server:
             rows = [measure_server(args, type, folder) for type in types]
         else:
-            rows = [row for type in types for row in measure(args, type, folder)]
+            compare = measure_cpu_time if args.cpu_time else measure
+            rows = [row for type in types for row in compare(args, type, folder)]
     report = {
         "model": "BERT base, random weights",
         "cpu": cpu_model(),
-        "threads": args.threads,
+        "threads": 1 if args.cpu_time else args.threads,
         "llama_build": args.llama_build,
         "rows": rows,
     }
