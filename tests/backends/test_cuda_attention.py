@@ -109,7 +109,11 @@ def wide_at(card: str, dtype: str = "f16") -> NominalAddresses:
         ("RTX 4090", "q8_0", 16, Bucket(512, 1, 1, 4096), WideTile(4, 2, 1, 16, 1)),
         ("H100", "f16", 16, Bucket(1, 1, 1, 16384), WideTile(1, 4, 1, 16, 5, 2, splits=256)),
         ("H100", "f16", 16, Bucket(8, 8, 8, 4096), WideTile(1, 4, 1, 16, 5, 2, splits=33)),
-        ("H100", "f16", 32, Bucket(1, 1, 1, 256), WideTile(2, 2, 2, 32, 3, splits=4)),
+        ("H100", "f16", 32, Bucket(1, 1, 1, 256), WideTile(1, 4, 1, 16, 5, 2, splits=8)),
+        ("H100", "f16", 32, Bucket(1, 1, 1, 32768), WideTile(2, 2, 2, 32, 3, splits=132)),
+        ("H100", "f16", 16, Bucket(4, 1, 1, 4096), WideTile(1, 4, 1, 16, 5, 2, splits=64)),
+        ("H100", "f16", 16, Bucket(512, 1, 1, 512), WideTile(2, 2, 2, 32, 3)),
+        ("H100", "f16", 128, Bucket(512, 1, 1, 512), WideTile(4, 2, 1, 32, 3)),
         ("H100", "f16", 128, Bucket(1, 1, 1, 16384), WideTile(4, 2, 1, 32, 3, splits=66)),
     ],
 )

@@ -16,7 +16,7 @@ from zinc.plan.planner import make_plan
 CONTEXT = 1 << 15
 
 
-@pytest.mark.parametrize("name", ["shape-qwen3-8b", "shape-qwen36-35b-a3b"])
+@pytest.mark.parametrize("name", ["shape-qwen3-8b", "shape-qwen36-35b-a3b", "shape-deepseek2-lite"])
 def test_few_buckets_have_the_kernels_of_all(name: str) -> None:
     plan = make_plan(
         pins._graph(name), api.kernels("cuda"), max_tokens=512, max_outputs=64, samples=True

@@ -44,6 +44,7 @@ REPEATED = {
     "alibi-few",
     "latent-few",
     "latent-one",
+    "latent-wave",
     "wide-many",
     "140000",
 }

@@ -146,6 +146,7 @@ def _cases() -> Iterator[Case]:
     lengths: tuple[int, ...]
     for name, lengths, cached, n_kv, n_heads, head_dim in (
         ("latent-many", (33, 7), 40, 1, 5, 576),
+        ("latent-wave", (66, 7), 0, 1, 128, 576),  # more tiles of 64 rows than a GPU runs at once
         ("latent-few", (2, 1), 140, 1, 12, 576),
         ("latent-one", (1,), 200, 1, 16, 576),
         ("wide-many", (20, 4), 40, 2, 8, 512),

@@ -17,7 +17,9 @@ from zinc.ops.values import KVState
 WARP_ROWS = 16
 MIN_ROWS = 8  # of a sequence; fewer are faster as vectors
 MAX_NUMBERS = 208  # of sums and pairs of queries, in the registers of a lane
-MIN_SPLIT_KEYS, MIN_SPLIT_TILES = 64, 2  # fewer keys are not worth a merge
+SPLIT_KEYS, MIN_SPLIT_KEYS = 64, 32  # of a split: of many keys, and of few
+FEW_SPLITS = 16  # up to which splits have MIN_SPLIT_KEYS
+SHORT_KEYS = 512  # of a prompt whose tiles of 64 rows leave blocks idle at its end
 MAX_SPLITS = 256
 SAVED_BYTES = 128  # of shared memory, for the rows of the tile
 
@@ -122,7 +124,7 @@ def wide_tile(
     if n_rows < MIN_ROWS:
         return None
     tiles = TILES if cache.dtype == "f16" else Q8_TILES
-    size = next((size for size in tiles if size >= n_rows), max(tiles))
+    size = _size(state, repeats, at, bucket, n_rows)
     for tile in (tile for n in sorted(tiles, reverse=True) if n <= size for tile in tiles[n]):
         if (
             tile.suits(state, stores_blocks)
@@ -133,11 +135,31 @@ def wide_tile(
     return None
 
 
+def _size(state: KVState, repeats: int, at: Addresses, bucket: Bucket, n_rows: int) -> int:
+    """Return the rows of a tile for a step whose sequences have up to `n_rows` rows.
+
+    Tiles of few rows end sooner, if a device runs all their splits at once.
+    """
+    smallest, middle, largest = TILES
+    tiles, units = tiles_of_step(bucket, repeats, smallest), at.features.compute_units
+    if state.n_heads * tiles * _most_splits(visible_keys(state, bucket)) <= 2 * units:
+        return smallest
+    size = next((size for size in TILES if size >= n_rows), largest)
+    if size == largest and bucket.keys <= SHORT_KEYS:
+        fill_one_wave = state.n_heads * tiles_of_step(bucket, repeats, largest) <= units
+        return middle if fill_one_wave else largest
+    return size
+
+
 def _splits(tile: WideTile, state: KVState, repeats: int, at: Addresses, bucket: Bucket) -> int:
     blocks = state.n_heads * tiles_of_step(bucket, repeats, tile.rows)
     wanted = tile.blocks * at.features.compute_units // blocks
-    fewest = max(MIN_SPLIT_KEYS, MIN_SPLIT_TILES * tile.keys)
-    return max(1, min(wanted, visible_keys(state, bucket) // fewest, MAX_SPLITS))
+    return max(1, min(wanted, _most_splits(visible_keys(state, bucket)), MAX_SPLITS))
+
+
+def _most_splits(keys: int) -> int:
+    """Return the splits of `keys` keys from which on shorter ones are not worth their merge."""
+    return max(keys // SPLIT_KEYS, min(keys // MIN_SPLIT_KEYS, FEW_SPLITS))
 
 
 def tiles_of_step(bucket: Bucket, repeats: int, n_rows: int) -> int:
