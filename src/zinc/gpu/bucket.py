@@ -76,6 +76,14 @@ class Bucket:
         counts = {Dim.TOKENS: self.tokens, Dim.OUTPUTS: self.outputs, Dim.SEQUENCES: self.sequences}
         return counts.get(dim, 1)
 
+    def tiles(self, n_rows: int, each: int = 1) -> int:
+        """Return the most tiles of `n_rows` rows in a step whose tokens have `each` rows.
+
+        A tile has rows of one sequence. The last one of a sequence may be short.
+        """
+        total = self.tokens * each + self.sequences * (n_rows - 1)
+        return min(total // n_rows, self.tokens * -(-each // n_rows))
+
 
 _bucket = lru_cache(maxsize=256)(Bucket)  # every step asks for its bucket
 

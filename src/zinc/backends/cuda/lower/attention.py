@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from zinc.backends.cuda.lower.registry import lowers
-from zinc.backends.cuda.lower.wide_attention import WideTile, tiles_of_step, wide_tile
+from zinc.backends.cuda.lower.wide_attention import WideTile, wide_tile
 from zinc.backends.plans import Launch
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import AttentionMmaArguments, SelectedMmaArguments
@@ -162,7 +162,7 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
         ),
         tile.staged_bytes(state, cache.dtype),
     )
-    grid = (state.n_heads, tiles_of_step(seen, n_heads // state.n_heads, tile.rows), splits)
+    grid = (state.n_heads, seen.tiles(tile.rows, n_heads // state.n_heads), splits)
     dispatches = [Dispatch(kernel, arguments, grid)]
     if splits > 1:
         plain = merge(launch, at, bucket, splits, partial, y_at)
@@ -203,7 +203,7 @@ def choose_tile(
     row_tiles = ceil_div(bucket.tokens * repeats, WARP_ROWS * bucket.sequences)
     row_warps = min(WARPS, power_of_two(row_tiles)) if wide <= SHARED_DIM else WARPS
     key_warps = min(WARPS // row_warps if wide <= SHARED_DIM else 2, keys // WARP_ROWS)
-    blocks = state.n_heads * tiles_of_step(bucket, repeats, WARP_ROWS * row_warps)
+    blocks = state.n_heads * bucket.tiles(WARP_ROWS * row_warps, repeats)
     wanted = BLOCKS_PER_UNIT * at.features.compute_units // blocks
     splits = max(1, min(wanted, visible_keys(state, bucket) // MIN_SPLIT_KEYS, MAX_SPLITS))
     return AttentionTile(row_warps, key_warps, keys, splits)

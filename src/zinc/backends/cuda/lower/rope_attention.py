@@ -75,7 +75,7 @@ def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
         arrived=at.counters.take(bucket.tokens * n_groups),
         out_stride=launch.outputs[0].stride,
     )
-    tiles = _tiles(bucket, dict(cut.defines).get("TILE_TOKENS", 1))
+    tiles = bucket.tiles(dict(cut.defines).get("TILE_TOKENS", 1))
     defines = (*split.kernel.defines, ("ONE_TOKEN", int(bucket.tokens == 1)))
     kernel = replace(split.kernel, defines=defines, shared_bytes=_shared_bytes(state, cut))
     return [Dispatch(kernel, arguments, (n_splits, n_groups, tiles))]
@@ -87,11 +87,6 @@ def _suits_matrices(state: KVState) -> bool:
     return (
         state.head_dim % 32 == state.head_dim_v % 64 == 0 and wide <= MAX_DIM and not state.v_from_k
     )
-
-
-def _tiles(bucket: Bucket, tokens: int) -> int:
-    """Return the most tiles of `tokens` tokens in a step. The last of a sequence may be short."""
-    return min(bucket.tokens, (bucket.tokens + bucket.sequences * (tokens - 1)) // tokens)
 
 
 def _shared_bytes(state: KVState, cut: Cut) -> int:
@@ -122,7 +117,7 @@ def matrix_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> C
         parts = ceil_div(repeats, MAX_HEADS)
         queries = MAX_HEADS * (2 if wide <= MAX_NARROW_DIM else 1)
         tokens = min(queries // ceil_div(repeats, parts), bucket.tokens)
-        tiles = _tiles(bucket, tokens)
+        tiles = bucket.tiles(tokens)
         defines = (*defines, ("TILE_TOKENS", tokens))
     groups = state.n_heads * parts * tiles
     if is_cluster:

@@ -141,18 +141,18 @@ def _size(state: KVState, repeats: int, at: Addresses, bucket: Bucket, n_rows: i
     Tiles of few rows end sooner, if a device runs all their splits at once.
     """
     smallest, middle, largest = TILES
-    tiles, units = tiles_of_step(bucket, repeats, smallest), at.features.compute_units
+    tiles, units = bucket.tiles(smallest, repeats), at.features.compute_units
     if state.n_heads * tiles * _most_splits(visible_keys(state, bucket)) <= 2 * units:
         return smallest
     size = next((size for size in TILES if size >= n_rows), largest)
     if size == largest and bucket.keys <= SHORT_KEYS:
-        fill_one_wave = state.n_heads * tiles_of_step(bucket, repeats, largest) <= units
+        fill_one_wave = state.n_heads * bucket.tiles(largest, repeats) <= units
         return middle if fill_one_wave else largest
     return size
 
 
 def _splits(tile: WideTile, state: KVState, repeats: int, at: Addresses, bucket: Bucket) -> int:
-    blocks = state.n_heads * tiles_of_step(bucket, repeats, tile.rows)
+    blocks = state.n_heads * bucket.tiles(tile.rows, repeats)
     wanted = tile.blocks * at.features.compute_units // blocks
     return max(1, min(wanted, _most_splits(visible_keys(state, bucket)), MAX_SPLITS))
 
@@ -160,12 +160,6 @@ def _splits(tile: WideTile, state: KVState, repeats: int, at: Addresses, bucket:
 def _most_splits(keys: int) -> int:
     """Return the splits of `keys` keys from which on shorter ones are not worth their merge."""
     return max(keys // SPLIT_KEYS, min(keys // MIN_SPLIT_KEYS, FEW_SPLITS))
-
-
-def tiles_of_step(bucket: Bucket, repeats: int, n_rows: int) -> int:
-    """Return the most tiles of `n_rows` rows in a step. The last one of a sequence may be short."""
-    total = bucket.tokens * repeats + bucket.sequences * (n_rows - 1)
-    return min(total // n_rows, bucket.tokens * ceil_div(repeats, n_rows))
 
 
 def _row_bytes(head_dim: int) -> int:
