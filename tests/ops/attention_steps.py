@@ -57,7 +57,7 @@ def outputs(backend: Backend, case: Case, dtype: str, block_tokens: int) -> list
     tables = np.arange(2 * n_blocks, dtype=np.int32)[::-1].reshape(n_blocks, 2).T
     lengths = [0, 0]
     results = []
-    together, few = [(1, 1), (0, 1)], ([(1, 1), (0, 2)], [(1, 7), (0, 5)])
+    together, few = [(1, 1), (0, 1)], ([(1, 1), (0, 2)], [(1, 3), (0, 5)])
     for parts in ([(1, 21)], [(1, 1)], *[[(0, TOKENS)]] * 3, [(0, 1)], together, *few):
         counts = [n for _, n in parts]
         n_tokens = sum(counts)
