@@ -54,7 +54,8 @@ struct Keys
         {
             const uint i = at + 8 * t + g - split.ownPosition(); // large before the first one
             UNROLL for (uint c = 0; c < KEY_CHUNKS; c++)
-                if (i < split.end - split.ownPosition()) chunks[t][c] = own_chunks[i * OWN_CHUNKS + 4 * c + q];
+                if (i < split.end - split.ownPosition())
+                    chunks[t][c] = own_chunks[i * OWN_CHUNKS + 4 * c + q];
         }
     }
 };
@@ -98,8 +99,8 @@ DEVICE uint pairOf(uint a, uint b, uint half)
 SHARED uint2 query_words[2 * KEY_CHUNKS][SUBGROUP];
 #endif
 
-/// The queries: a lane has dimensions 32 c + 8 q to 32 c + 8 q + 7 of query g of each group. Those of
-/// wide heads do not fit into registers.
+/// The queries: a lane has dimensions 32 c + 8 q to 32 c + 8 q + 7 of query g of each group. Those
+/// of wide heads do not fit into registers.
 struct Queries
 {
 #if IS_WIDE
@@ -135,8 +136,8 @@ struct Queries
     }
 };
 
-/// What a warp has of the queries. A lane has the softmax of query g of each group, over its keys, and
-/// sums of queries 2 q and 2 q + 1.
+/// What a warp has of the queries. A lane has the softmax of query g of each group, over its keys,
+/// and sums of queries 2 q and 2 q + 1.
 struct WarpQueries
 {
     Queries queries;
@@ -209,7 +210,8 @@ struct WarpQueries
                     x = x > MASKED ? exp2(x - maximum) : 0.0f;
                     running[h].sum += x;
                 }
-            const float corrections[2] = { ofQuery(correction, 2 * q), ofQuery(correction, 2 * q + 1) };
+            const float corrections[2]
+                = { ofQuery(correction, 2 * q), ofQuery(correction, 2 * q + 1) };
             UNROLL for (uint n = 0; n < 4 * VALUE_CHUNKS; n++)
                 UNROLL for (uint i = 0; i < 4; i++) sums[h][n][i] *= corrections[i % 2];
         }
@@ -252,10 +254,10 @@ struct WarpQueries
                 UNROLL for (uint c = 0; c < VALUE_CHUNKS; c++)
                 {
                     const uint first = r * HEAD_DIM_V + 64 * c + 8 * g;
-                    const uint to = wave * FOURS + first / 4;
+                    float4* to = &sharedFour(wave * FOURS + first / 4);
                     float(*from)[4] = sums[h] + 4 * c;
-                    sharedFour(to) = float4(from[0][i], from[0][i + 2], from[1][i], from[1][i + 2]);
-                    sharedFour(to + 1) = float4(from[2][i], from[2][i + 2], from[3][i], from[3][i + 2]);
+                    to[0] = float4(from[0][i], from[0][i + 2], from[1][i], from[1][i + 2]);
+                    to[1] = float4(from[2][i], from[2][i + 2], from[3][i], from[3][i + 2]);
                 }
             }
         }

@@ -132,7 +132,8 @@ struct GroupProducts
     MEMBER float4 of(const GroupRows& x, uint j) const
     {
         float4 r;
-        UNROLL for (uint e = 0; e < 4; e++) r[e] = totalOf(d[j], e) * (x.inverses[j][e % 2] / WEIGHT_FACTOR);
+        UNROLL for (uint e = 0; e < 4; e++)
+            r[e] = totalOf(d[j], e) * (x.inverses[j][e % 2] / WEIGHT_FACTOR);
         return r;
     }
 };

@@ -35,7 +35,7 @@
 #define HAS_TILES 0
 #define TILE_TOKENS 1
 #endif
-#define ROWS (TILE_TOKENS * EACH) // queries of a workgroup: EACH heads of the first token, then of the next
+#define ROWS (TILE_TOKENS * EACH) // queries of a workgroup: the heads of one token after another
 
 #if PREPARES
 using Arguments = DecodeAttentionArguments;

@@ -148,8 +148,8 @@ struct Output
     }
 };
 
-/// Starts copies of the residuals of the outputs of `n` tiles, and of their norm's weights, to shared
-/// memory.
+/// Starts copies of the residuals of the outputs of `n` tiles, and of their norm's weights, to
+/// shared memory.
 DEVICE void copyResiduals(ARGS, const BlockTiles& tiles, uint first, uint n, uint n_x, uint thread)
 {
     for (uint output = thread; output < n * TILE_SUMS; output += THREADS)
@@ -163,8 +163,11 @@ DEVICE void copyResiduals(ARGS, const BlockTiles& tiles, uint first, uint n, uin
     }
 #if NORM_Y
     for (uint i = thread; i < n * TILE; i += THREADS)
+    {
+        const uint col = tiles.at(first + i / TILE) * TILE + i % TILE;
         if (args.norm == nullptr) normWeights[i] = 1.0f;
-        else copyWordAsync(normWeights + i, (float*)args.norm + tiles.at(first + i / TILE) * TILE + i % TILE);
+        else copyWordAsync(normWeights + i, (float*)args.norm + col);
+    }
 #endif
     commitCopies();
 }
