@@ -51,7 +51,7 @@ class ApplicationConfig:
 
 
 def applications(options: ClusterOptions) -> list[ApplicationConfig]:
-    """Return the applications of a cluster: the front last, after those that it needs."""
+    """Return the applications of a cluster: the front follows the applications it calls."""
     by_model = options.by_model()
     found = [_model(application_name(name), own) for name, own in by_model.items()]
     if options.share_prefixes == "memory":

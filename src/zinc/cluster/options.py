@@ -32,7 +32,7 @@ _REFUSED = {
 # Options of `zinc serve` that can name files.
 _PATHS = frozenset(("models", "more_models", "draft", "chat_template", "api_key_file", "cache_dir"))
 
-# Options of `zinc serve` that name models, and those that belong to the address of all models.
+# Options of `zinc serve` that name models, and options of the address that all models share.
 _NAMING = frozenset(("models", "more_models", "alias"))
 _SHARED = frozenset(
     ("host", "api_key", "api_key_file", "allow_public", "allow_origin", "allow_host", "share_cache",

@@ -1,9 +1,9 @@
 """Running a common prefix once: prompts that arrive together wait for the first of them.
 
-A waiting sequence is held back while another one, running or ahead of it in the queue, still has to
-run their common prefix. The prefix cache has it for both afterwards (eight answers to one prompt,
-agents with the same system prompt). No sequence loses time: the step's tokens that it would have
-used for the prefix go to the first sequence.
+The scheduler delays a sequence while another one, running or ahead of it in the queue, computes the
+prefix that both share. Then both take it from the prefix cache (eight answers to one prompt, agents
+with the same system prompt). No sequence loses time: the step's tokens that it would have used for
+the prefix go to the first sequence.
 """
 
 from __future__ import annotations

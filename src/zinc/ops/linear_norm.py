@@ -10,25 +10,14 @@ from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 
 from zinc.ops.cases import Case
-from zinc.ops.costs import weight_bytes
 from zinc.ops.graph import Node
 from zinc.ops.linear import linear
-from zinc.ops.norm_linear import is_plain_norm, norm_linear, norm_linear_glu
+from zinc.ops.norm_linear import is_plain_norm, norm_linear, norm_linear_glu, products_cost
 from zinc.ops.operands import matrix, rows, vector
-from zinc.ops.registry import Alternative, Attrs, Cost, op
+from zinc.ops.registry import Alternative, Attrs, op
 from zinc.ops.step import Step
-from zinc.ops.values import ActivationFn, FloatArray, Input, Value, Weight
+from zinc.ops.values import ActivationFn, FloatArray, Input, Value
 from zinc.quant.blocks import GGMLType
-
-
-def _cost(node: Node) -> Cost:
-    weights = [w for w in node.inputs if isinstance(w, Weight) and not w.is_vector]
-    values = [v.cols for v in node.inputs if isinstance(v, Value)]
-    return Cost(
-        fixed_bytes=sum(weight_bytes(w) for w in weights),
-        row_bytes=4 * (sum(values) + sum(v.cols for v in node.outputs)),
-        row_flops=sum(2 * w.rows * w.cols for w in weights),
-    )
 
 
 def _first_operands(first: Node, norm: Node) -> tuple[Input, ...] | None:
@@ -98,7 +87,7 @@ def _cases() -> Iterator[Case]:
     vector("norm", optional=True),
     matrix("weight", repeated=True),
     vector("bias", repeated=True, optional=True),
-    cost=_cost,
+    cost=products_cost,
     cases=_cases,
     row_wise=True,
     optional=True,
@@ -138,7 +127,7 @@ def _glu_cases() -> Iterator[Case]:
     matrix("up"),
     vector("gate_bias", optional=True),
     vector("up_bias", optional=True),
-    cost=_cost,
+    cost=products_cost,
     cases=_glu_cases,
     row_wise=True,
     optional=True,

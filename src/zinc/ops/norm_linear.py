@@ -21,7 +21,8 @@ from zinc.ops.values import ActivationFn, FloatArray, Value, Weight
 from zinc.quant.blocks import GGMLType
 
 
-def _cost(node: Node) -> Cost:
+def products_cost(node: Node) -> Cost:
+    """Return the cost of products of rows that are normalised first."""
     weights = [w for w in node.inputs if isinstance(w, Weight) and not w.is_vector]
     values = [v.cols for v in node.inputs if isinstance(v, Value)]
     return Cost(
@@ -75,7 +76,7 @@ def _cases() -> Iterator[Case]:
     vector("norm", optional=True),
     matrix("weight", repeated=True),
     vector("bias", repeated=True, optional=True),
-    cost=_cost,
+    cost=products_cost,
     cases=_cases,
     row_wise=True,
     optional=True,
@@ -109,7 +110,7 @@ def _glu_cases() -> Iterator[Case]:
     matrix("up"),
     vector("gate_bias", optional=True),
     vector("up_bias", optional=True),
-    cost=_cost,
+    cost=products_cost,
     cases=_glu_cases,
     row_wise=True,
     optional=True,

@@ -176,7 +176,7 @@ class _Division:
         return backend, f"every layer divided, {', '.join(parts)}"
 
     def faster(self) -> tuple[SplitBackend, str]:
-        """Return the backend with the lower estimated time per token, of those that fit."""
+        """Return the backend with the lowest estimated time per token whose memory suffices."""
         from zinc.engine.load.bandwidth import bandwidth_of
         from zinc.engine.load.link import all_reduce_seconds
 

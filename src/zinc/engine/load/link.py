@@ -46,7 +46,7 @@ def summing_program(devices: Sequence[Backend], cols: int) -> tuple[SplitProgram
 
 
 def _plan(parts: Sequence[Plan]) -> SplitPlan:
-    """Return the plan in which each device makes a row, followed by SUMS all-reduces of it."""
+    """Return a plan in which each device computes a row and all-reduces it SUMS times."""
     rows = [next(x.outputs[0] for x in part.launches if x.kernel == "rope_table") for part in parts]
     terms = tuple(Term(device, row, row) for device, row in enumerate(rows))
     return SplitPlan(
