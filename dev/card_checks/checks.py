@@ -39,9 +39,8 @@ class CaseCheck:
     def name(self) -> str:
         return f"{self.op.name}-{self.case.name}"
 
-    @property
-    def tolerance(self) -> float:
-        return case_tolerance(self.op, self.case)
+    def tolerance(self, kernels: Kernels) -> float:
+        return case_tolerance(self.op, self.case, kernels)
 
     def steps(self, backend: Backend) -> Iterator[tuple[Plan, Step]]:
         plan = plan_case(self.case, backend)
@@ -65,8 +64,7 @@ class FixtureCheck:
     def name(self) -> str:
         return f"fixture {self.path.stem}"
 
-    @property
-    def tolerance(self) -> float:
+    def tolerance(self, kernels: Kernels) -> float:
         return FIXTURE_TOLERANCE
 
     def steps(self, backend: Backend) -> Iterator[tuple[Plan, Step]]:

@@ -58,7 +58,8 @@ def work(backend: Backend, checks: Iterable[Check]) -> Iterator[Result]:
             error = check.error(backend)
         except Exception:
             problem = traceback.format_exc(limit=-3)
-        yield Result(check.name, error, check.tolerance, time.perf_counter() - started, problem)
+        seconds = time.perf_counter() - started
+        yield Result(check.name, error, check.tolerance(backend), seconds, problem)
 
 
 def print_results(results: Iterable[Result]) -> None:

@@ -52,4 +52,4 @@ def test_kernels_for_few_registers_agree_with_reference(backend: VulkanBackend, 
     op, case = CASES[name]
     got, want = run(backend, case), run(api.create("ref"), case)
     assert np.isfinite(got).all()
-    assert np.linalg.norm(got - want) <= case_tolerance(op, case) * np.linalg.norm(want)
+    assert np.linalg.norm(got - want) <= case_tolerance(op, case, backend) * np.linalg.norm(want)

@@ -19,7 +19,7 @@ from zinc.cli.text import table
 from zinc.core.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from zinc.backends.api import Backend
+    from zinc.backends.api import Backend, Kernels
     from zinc.backends.plans import Launch
     from zinc.engine.load.model import LoadedModel
     from zinc.engine.load.options import LoadOptions
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         model = loading.open_model(planned)
         reference = loading.open_model(planned.on(_reference(backend)))
         with ProgressBar("comparing launches") as progress:
-            checks = list(compare_layers(model, reference, args.tokens, progress))
+            checks = list(compare_layers(model, reference, backend, args.tokens, progress))
             logits = compare_logits(model, reference, args.tokens)
         departed = next((check for check in checks if check.departs), None)
         if args.json:
@@ -183,17 +183,19 @@ def _steps(model: LoadedModel, n_tokens: int) -> Iterator[tuple[str, Step]]:
 def compare_layers(
     model: LoadedModel,
     reference: LoadedModel,
+    kernels: Kernels,
     n_tokens: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Check]:
     """Yield the checks of all launches, in a prompt of `n_tokens` and in decode.
 
-    progress: its total includes one more step, for `compare_logits`.
+    kernels: the backend of `model`. progress: its total includes one more step, for
+    `compare_logits`.
     """
     from zinc.testing.parity import compare, launch_tolerance
 
     def allowed(launch: Launch) -> float:
-        return launch_tolerance(launch, model.kv_dtype)
+        return launch_tolerance(launch, model.kv_dtype, kernels)
 
     n_launches = len(model.plan.launches)
     steps = list(_steps(model, n_tokens))

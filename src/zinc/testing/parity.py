@@ -30,7 +30,7 @@ from zinc.ops import OPS
 from zinc.ops.cases import Case
 from zinc.ops.registry import Op
 from zinc.ops.step import Step
-from zinc.ops.values import FloatArray, Weight
+from zinc.ops.values import FloatArray, RowFormat, Weight
 from zinc.quant.blocks import BLOCKS, GGMLType
 
 # Number of values that share a scale in integer formats, and the largest integer.
@@ -42,7 +42,7 @@ KV_TOLERANCE = {"f16": 0.0, "q8_0": 3e-2, "q4_0": 3e-1}
 # of 1 / 254 of a block's largest value, which partly averages out. Errors of consecutive products
 # add up, and the product of gate and up has larger peaks.
 QUANTISED_TOLERANCE = 1e-2
-# They may round F16 weights and the rows that they multiply with them to 15 bits, or rows to F16.
+# Error of F16 weights and rows that are rounded to 15 bits. Other kernels multiply float32 numbers.
 HALF_TOLERANCE = 1e-3
 # Running all launches together must give the same result; if not, one did not wait for another.
 TOGETHER_TOLERANCE = 1e-6
@@ -157,7 +157,7 @@ def _compare(op: Op, case: Case, plan: Plan, step: Step, backend: Backend) -> li
     name = f"case {case.name} of {op.name}"
     program = bind_case(backend, case, plan, step)
     reference = bind_case(api.create("ref"), case, plan, step)
-    known = case_tolerance(op, case)
+    known = case_tolerance(op, case, backend)
 
     def allowed(launch: Launch) -> float:
         return max(known, OPS[launch.kernel].tolerance)
@@ -187,34 +187,42 @@ def storage_error(rows: FloatArray, format: str) -> float:
     return 1.01 * float(np.sqrt((counts * steps**2).sum())) / size
 
 
-def case_tolerance(op: Op, case: Case) -> float:
-    """Return the relative error that a kernel may make in a case of the op registry."""
+def case_tolerance(op: Op, case: Case, kernels: Kernels) -> float:
+    """Return the relative error that one of `kernels` may make in a case of the op registry."""
     products = [node for node in case.graph.nodes if OPS[node.op].has_matrices]
     matrices = {
         x for node in products for x in node.inputs if isinstance(x, Weight) and not x.is_vector
     }
-    return max(op.tolerance, len(matrices) * _largest_rounding(matrices))
+    return max(op.tolerance, len(matrices) * _largest_rounding(matrices, kernels))
 
 
-def _largest_rounding(weights: Iterable[Weight]) -> float:
-    """Return the largest error of rounding rows that a kernel multiplies with one of `weights`."""
-    return max(map(_rounding, weights), default=0.0)
+def _largest_rounding(weights: Iterable[Weight], kernels: Kernels) -> float:
+    """Return the largest error of rounding rows that are multiplied with one of `weights`."""
+    return max((_rounding(w, kernels) for w in weights), default=0.0)
 
 
-def _rounding(w: Weight) -> float:
+def _rounding(w: Weight, kernels: Kernels) -> float:
     if w.type is GGMLType.BF16 or BLOCKS[w.type].block_size > 1:
         return QUANTISED_TOLERANCE
-    return HALF_TOLERANCE if w.type is GGMLType.F16 else 0.0
+    return HALF_TOLERANCE if w.type is GGMLType.F16 and _rounds_halves(kernels) else 0.0
 
 
-def launch_tolerance(launch: Launch, kv_dtype: str) -> float:
+def _rounds_halves(kernels: Kernels) -> bool:
+    """Return whether a device multiplies F16 weights as 15-bit integers."""
+    devices = (kernels,) if kernels.split is None else kernels.split.devices
+    return any(device.row_format(GGMLType.F16) is RowFormat.Q15_32 for device in devices)
+
+
+def launch_tolerance(launch: Launch, kv_dtype: str, kernels: Kernels) -> float:
     """Return the relative error that a launch of a model may make, given its inputs."""
     op = OPS[launch.kernel]
     tolerance = op.tolerance + (KV_TOLERANCE[kv_dtype] if op.reads_cache else 0.0)
     weights = [x for x in launch.inputs if isinstance(x, Weight)]
     if op.has_matrices and op.signature.weight_format is None:  # the kernel itself rounds rows
         # Rows in a model have larger peaks than rows in a case.
-        tolerance += 2 * _largest_rounding(weights)
-    elif op.has_matrices and any(w.type is GGMLType.F16 for w in weights):
-        tolerance += HALF_TOLERANCE
+        tolerance += 2 * _largest_rounding(weights, kernels)
+    elif op.has_matrices:
+        # The plan rounds the rows, the kernel F16 weights.
+        halves = (w for w in weights if w.type is GGMLType.F16)
+        tolerance += _largest_rounding(halves, kernels)
     return tolerance
