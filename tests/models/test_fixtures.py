@@ -66,7 +66,7 @@ def check(backend: str, got: np.ndarray, want: np.ndarray) -> None:
     assert relative_error(got, want) <= tolerance
     second, best = np.sort(want, axis=1)[:, -2:].T
     clear = best - second > tolerance * np.sqrt(np.square(want).mean(axis=1))
-    assert clear.sum() >= len(want) - 2
+    assert clear.sum() >= len(want) - 1
     assert (got.argmax(axis=1) == want.argmax(axis=1))[clear].all()
 
 
@@ -118,7 +118,10 @@ def test_two_sequences_in_one_batch(name: str, backend: str) -> None:
             theirs.append(results[-1])
         at = [at[0] + n, at[1] + m]
     check(backend, np.concatenate(mine), logits)
-    check(backend, np.concatenate(theirs), alone)
+    if backend == "cpu":  # chunks and other sequences change nothing
+        np.testing.assert_array_equal(np.concatenate(theirs), alone)
+    else:
+        check(backend, np.concatenate(theirs), alone)
 
 
 @named

@@ -84,5 +84,5 @@ def test_drafts_are_those_of_a_file_with_both(name: str, tmp_path: Path) -> None
             found.append((draft.tokens, draft.probabilities))
     (tokens, probabilities), (their_tokens, theirs) = found
     assert tokens == their_tokens
-    # The blocks of the second file are float32, and products with F16 weights round them.
-    np.testing.assert_allclose(probabilities, theirs, rtol=1e-2)
+    # The blocks of the second file are float32, and products with F16 weights round to 15 bits.
+    np.testing.assert_allclose(probabilities, theirs, rtol=3e-3)
