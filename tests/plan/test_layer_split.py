@@ -77,6 +77,8 @@ def test_layers_on_cpu_places_give_the_bits_of_one(name: str, n_devices: int) ->
     divided = runner(name, ["cpu"] * len(layers.counts), layers.assign())
     got = divided.feed((0, ids))[0]
     assert relative_error(got, want) <= TOLERANCE
+    # Conversions of received rows belong to a layer too, whose bytes they count for.
+    assert all(launch.label for launch in divided.program.plan.launches)
     assert np.array_equal(got, Runner(FIXTURES / f"{name}.gguf", "cpu").feed((0, ids))[0])
 
 
