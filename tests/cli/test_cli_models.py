@@ -336,6 +336,15 @@ def test_verify_and_bench_run_a_divided_model(zinc, fixture_model):
     assert json.loads(bench)["decode_submissions_per_step"] == 2
 
 
+def test_verify_reads_values_that_two_devices_make(zinc, fixture_model):
+    """Each device makes the table of RoPE angles; only the first has it when its layers run."""
+    divided = (fixture_model, "--device", "cpu,cpu", "--tokens", 8)
+    checked = json.loads(zinc("verify", *divided, "--json").out)
+    tables = [x["launch"] for x in checked["checks"] if x["kernel"] == "rope_table"]
+    assert len(set(tables)) == 2
+    assert checked["first_departure"] is None
+
+
 def test_the_plan_of_several_devices(zinc, fixture_model):
     model = (fixture_model, "--device", "cpu,ref,cpu", "--shares", "1,1,2", "--context", 64)
     found = json.loads(zinc("plan", *model, "--json").out)

@@ -144,12 +144,13 @@ class SplitProgram:
         for entry in plan.schedule:
             self._schedule.append((n, entry))
             n += entry.last - entry.first if isinstance(entry, Segment) else 0
-        self._makers = {
-            ref.id: device
-            for device, part in enumerate(plan.parts)
-            for launch in part.launches
-            for ref in launch.outputs
-        }
+        # Values of constants are made on every device that reads them; the first one is read.
+        self._makers: dict[int, int] = {}
+        for entry in plan.schedule:
+            if isinstance(entry, Segment):
+                for launch in plan.parts[entry.device].launches[entry.first : entry.last]:
+                    for ref in launch.outputs:
+                        self._makers.setdefault(ref.id, entry.device)
         for entry in plan.schedule:
             if isinstance(entry, AllReduce):
                 self._makers |= {term.total.id: term.device for term in entry.terms}
