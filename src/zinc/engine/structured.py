@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, get_args
 import numpy as np
 
 from zinc.core.errors import RequestError, UnsupportedError
-from zinc.core.extras import STRUCTURED, install_command
 from zinc.core.native import is_panic
 from zinc.engine.constraint import Constraint
 from zinc.engine.sampling.allowed import Words
 from zinc.grammar.kinds import Kind, Source, first_line, refused, source_text
+from zinc.grammar.library import llguidance
 from zinc.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -73,21 +73,21 @@ class Grammars:
                 "the kinds are json_schema, json_object, regex and grammar",
                 'pass the kind first, as in constraint("json_schema", schema)',
             )
-        _library()
+        llguidance()
         text = source_text(kind, source)
         return (self._kept if len(text) <= MAX_COMPILED_CHARACTERS else self._compile)(kind, text)
 
     def _compile(self, kind: Kind, text: str) -> Grammar:
         from zinc.grammar.checked import checked_grammar
 
-        llguidance = _library()
+        library = llguidance()
         source = checked_grammar(kind, text)
-        vocabulary = self._vocabulary_for(llguidance)
+        vocabulary = self._vocabulary_for(library)
 
         def matcher() -> LLMatcher:
-            make = llguidance.LLMatcher
+            make = library.LLMatcher
             prepare = make.grammar_from_regex if kind == "regex" else make.grammar_from_lark
-            limits = llguidance.LLParserLimits(**_LIMITS)
+            limits = library.LLParserLimits(**_LIMITS)
             found: LLMatcher = make(vocabulary, prepare(source), log_level=0, limits=limits)
             return found
 
@@ -99,11 +99,11 @@ class Grammars:
         except RequestError as error:
             raise refused(kind, error.why) from None
 
-    def _vocabulary_for(self, llguidance: Any) -> LLTokenizer:
+    def _vocabulary_for(self, library: Any) -> LLTokenizer:
         if self._vocabulary is None:
-            source = llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer, self._n_vocab))
+            source = library.TokenizerWrapper(_Vocabulary(self._tokenizer, self._n_vocab))
             ends = sorted(self._tokenizer.eog_ids)
-            self._vocabulary = llguidance.LLTokenizer(
+            self._vocabulary = library.LLTokenizer(
                 source, n_vocab=self._n_vocab, eos_token=ends or None
             )
         return self._vocabulary
@@ -235,18 +235,6 @@ class _Vocabulary:
         if not isinstance(text, str):
             raise TypeError("text, not bytes")
         return self._encode_short(text) if len(text) <= SHORT_CHARACTERS else self._encode(text)
-
-
-def _library() -> Any:
-    try:
-        import llguidance
-    except ImportError as error:
-        raise UnsupportedError(
-            "answers cannot be held to a grammar or schema",
-            "the package llguidance is not installed",
-            f"install it with: {install_command(STRUCTURED)}",
-        ) from error
-    return llguidance
 
 
 def _guarded(call: Callable[[], T]) -> T:

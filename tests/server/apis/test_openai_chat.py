@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from serving import MODEL, TIME, WEATHER, Running, running
 
 from zinc import LLM, SamplingParams
+from zinc.grammar.pattern import terminals
 from zinc.server.config import ModelSource
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -409,6 +411,13 @@ def test_an_output_format_and_tools_together(client):
     assert json.loads(found.message.content)["n"] in (5, 6, 7)
     found = create(client, HELLO, tools=[WEATHER], tool_choice="required", response_format=form)
     assert found.choices[0].finish_reason == "tool_calls"
+
+
+def test_a_forced_call_without_llguidance_says_what_to_install(client, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    terminals._matcher.cache_clear()
+    with pytest.raises(openai.BadRequestError, match=r"pip install 'zinc-llm\[structured\]'"):
+        create(client, ASK, tools=[WEATHER], tool_choice="required")
 
 
 @pytest.mark.parametrize("verbosity", ["low", "medium", "high"])

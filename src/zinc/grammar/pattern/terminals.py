@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from zinc.grammar.library import llguidance
 from zinc.grammar.pattern.anchors import full_match
 from zinc.grammar.pattern.chars import Ranges
 from zinc.grammar.pattern.render import as_text, render
@@ -50,11 +51,10 @@ def is_empty(terminal: str) -> bool:
 
 @lru_cache(256)
 def _matcher(terminal: str) -> Any:
-    import llguidance
-
-    limits = llguidance.LLParserLimits(initial_lexer_fuel=_FUEL, step_lexer_fuel=_FUEL)
-    grammar = llguidance.LLMatcher.grammar_from_lark(f"start: LEXEME\nLEXEME: {terminal}")
-    matcher = llguidance.LLMatcher(_bytes(), grammar, log_level=0, limits=limits)
+    library = llguidance()
+    limits = library.LLParserLimits(initial_lexer_fuel=_FUEL, step_lexer_fuel=_FUEL)
+    grammar = library.LLMatcher.grammar_from_lark(f"start: LEXEME\nLEXEME: {terminal}")
+    matcher = library.LLMatcher(_bytes(), grammar, log_level=0, limits=limits)
     if matcher.is_error():
         raise ValueError(matcher.get_error().splitlines()[0])
     return matcher
@@ -62,6 +62,4 @@ def _matcher(terminal: str) -> Any:
 
 @lru_cache(1)
 def _bytes() -> Any:
-    import llguidance
-
-    return llguidance.LLTokenizer("byte")
+    return llguidance().LLTokenizer("byte")
