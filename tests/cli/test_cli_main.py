@@ -129,7 +129,14 @@ def test_wrong_usage_ends_with_2(zinc, argv):
             ["run"],
             "zinc run: error: there is nothing to ask: no PROMPT is given, and stdin is empty\n",
         ),
-        (["run", "a", "b"], "zinc run: error: a PROMPT of several words needs quotes around it\n"),
+        (
+            ["run", "a", "b"],
+            "'a' is not a model, and a PROMPT of several words needs quotes around it\n",
+        ),
+        (
+            ["run", "-m", "qwen3", "a", "b"],
+            "error: a PROMPT of several words needs quotes around it\n",
+        ),
         (
             ["run", "a", "-x", "b"],
             "zinc run: error: there is no option -x. See `zinc run --help`.\n",

@@ -112,6 +112,7 @@ def test_every_entry_of_the_catalogue_is_a_repository_and_finds_itself():
     [
         ("model.gguf", True), ("MODEL.GGUF", True), ("./model", True), ("org/repo", True),
         ("~/model", True), ("/", True), ("qwen3:8b", True), ("qwen3", True), ("ollama:x", True),
+        ("qwen3:9b", True), ("Nemo:1.5B-q8_0", True), ("at:12", False), ("12:30m", False),
         ("hello", False), ("and / or", False), ("is it a/b or c/d?", False), ("3:4", False),
         ("line\na/b", False), ("what is a .gguf", False), ("a/b ", False), ("", False),
     ],

@@ -41,7 +41,9 @@ def read(args: argparse.Namespace) -> str:
     if words and is_model_name(words[0]):
         args.model = _model(words.pop(0), args.model)
     if len(words) > 1:
-        raise UsageError("a PROMPT of several words needs quotes around it")
+        quotes = "a PROMPT of several words needs quotes around it"
+        named = args.model is not None or any(map(str.isspace, words[0]))
+        raise UsageError(quotes if named else f"{words[0]!r} is not a model, and {quotes}")
     given = words[0] if words else None
     if given == "-" and args.file is not None:
         raise UsageError("- and --file are two places to read the prompt from: give one")

@@ -28,6 +28,7 @@ _QUANTISATION = re.compile(r"[A-Za-z0-9][\w.-]*")
 _HUB_HOSTS = ("hf.co/", "huggingface.co/", "www.huggingface.co/")
 _REVISION = re.compile(r"\w[\w.-]*")
 _SHORT = re.compile(r"[a-z0-9][a-z0-9.-]*(?::[A-Za-z0-9._-]+)?")
+_WITH_SIZE = re.compile(r"[a-z][\w.-]*:\d+(\.\d+)?[bm](-[\w.-]+)?", re.IGNORECASE)
 _OLLAMA = "ollama:"
 _OLLAMA_REGISTRY = "https://registry.ollama.ai"
 DEFAULT_REVISION = "main"
@@ -132,7 +133,7 @@ def is_model_name(word: str) -> bool:
     """Return whether the first word of `zinc run` is a model rather than a prompt.
 
     A model has no blanks, and ends in .gguf, contains a path separator, begins with "ollama:", is a
-    short name of the catalogue, or is called like a Modelfile.
+    short name of the catalogue or written like one with a size, or is called like a Modelfile.
     """
     if any(map(str.isspace, word)):
         return False
@@ -143,6 +144,7 @@ def is_model_name(word: str) -> bool:
         or word.startswith(_OLLAMA)
         or named_like_modelfile(word)
         or CATALOGUE.find(word) is not None
+        or _WITH_SIZE.fullmatch(word) is not None
     )
 
 

@@ -25,6 +25,6 @@ def _parts(has_module: Callable[[str], bool]) -> Iterator[Finding]:
     for extra, (modules, purpose) in PARTS.items():
         if missing := [module for module in modules if not has_module(module)]:
             names = ", ".join(missing)
-            yield skip(f"{purpose} needs {names}, which is not installed", install_command(extra))
+            yield skip(f"{purpose}: {names} not installed", install_command(extra))
         else:
             yield ok(f"{purpose}: installed")
