@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 from zinc.engine.adapters import AdapterUse
 from zinc.engine.engine import Engine
-from zinc.engine.readout import Readout
+from zinc.engine.readout import NO_ANSWER, Readout
 from zinc.engine.request import Request
-from zinc.engine.sampling import Sampled, SamplingParams
+from zinc.engine.sampling import Sampled
 from zinc.engine.sequence import Sequence, Timings
 from zinc.engine.worker import EngineWorker, Task
 from zinc.tokenizer import StreamDecoder, Tokenizer
 
-_NO_ANSWER = SamplingParams(max_tokens=0)
 # Chunks that a stream may be ahead of its reader. The engine runs while the reader prints, and
 # stops soon after the reader does.
 _CHUNKS_AHEAD = 4
@@ -160,7 +159,7 @@ class ReadoutTask(Task):
 
     def submit(self, engine: Engine) -> None:
         for ids, readout in zip(self._prompts, self._readouts, strict=True):
-            request = Request(ids, _NO_ANSWER, readout=readout, adapters=self._adapters)
+            request = Request(ids, NO_ANSWER, readout=readout, adapters=self._adapters)
             self.sequences.append(engine.submit(request))
 
 

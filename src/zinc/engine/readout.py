@@ -15,9 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from zinc.core.errors import RequestError
-from zinc.engine.sampling import Sampled
+from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.engine.sampling.chain import log_probabilities
 from zinc.ops.values import FloatArray
+
+# Settings of a prompt without an answer. Without samplers, none are built for each text.
+NO_ANSWER = SamplingParams(max_tokens=0, temperature=0, samplers=(), seed=0)
 
 
 class ReadoutKind(StrEnum):

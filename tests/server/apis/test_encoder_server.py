@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from data.encoder_texts import DOCUMENTS, QUERY, TEXTS
-from serving import Running, running
+from serving import Answer, Brake, Running, running, wait_for
 
 from zinc.engine.load.options import LoadOptions
+from zinc.engine.model_runner import ModelRunner
+from zinc.engine.sequence import Sequence
 from zinc.server.config import ModelSource
 
 ENCODERS = Path(__file__).parents[2] / "data" / "encoders"
@@ -29,6 +32,46 @@ def test_embeddings_are_those_of_transformers(encoder: Running) -> None:
         got = np.array([row["embedding"] for row in found["data"]])
         assert np.abs(got - data["embeddings"]).max() <= 1e-3
         assert found["usage"]["prompt_tokens"] == data["lengths"].sum()
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Collect the number of texts in each step."""
+    embed, found = ModelRunner.embed, list[int]()
+
+    def counted(runner: ModelRunner, running: list[Sequence], counts: dict[int, int]) -> None:
+        found.append(len(running))
+        embed(runner, running, counts)
+
+    monkeypatch.setattr(ModelRunner, "embed", counted)
+    return found
+
+
+def rows_of(answer: Answer) -> list[list[float]]:
+    return [row["embedding"] for row in answer.json["data"]]
+
+
+WORDS = [f"{a} {b}" for a in DOCUMENTS[0].split()[:4] for b in DOCUMENTS[1].split()[:6]]
+
+
+def test_texts_of_one_request_share_steps(encoder: Running, steps: list[int]) -> None:
+    found = rows_of(encoder.post("/v1/embeddings", {"input": WORDS * 2}))
+    assert sum(steps) == 2 * len(WORDS)
+    assert len(steps) <= 2  # two groups, which one step may run together
+    alone = [rows_of(encoder.post("/v1/embeddings", {"input": text}))[0] for text in WORDS[::7]]
+    assert found[: len(WORDS) : 7] == alone
+
+
+def test_requests_that_wait_share_a_step(encoder: Running, brake: Brake, steps: list[int]) -> None:
+    brake.hold()
+    with ThreadPoolExecutor(len(WORDS)) as pool:
+        answers = [pool.submit(encoder.post, "/v1/embeddings", {"input": text}) for text in WORDS]
+        wait_for(lambda: encoder.live() == len(WORDS))
+        brake.release()
+        found = [rows_of(answer.result())[0] for answer in answers]
+    assert sum(steps) == len(WORDS)
+    assert len(steps) == 2  # the first began with the requests that had come by then
+    assert found == rows_of(encoder.post("/v1/embeddings", {"input": WORDS}))
 
 
 MESSAGES = {"messages": [{"role": "user", "content": "fox"}], "model": "bert", "max_tokens": 4}

@@ -25,6 +25,7 @@ T = TypeVar("T")
 PING_INTERVAL_S = 30.0  # llama.cpp's default
 SEND_TIMEOUT_S = 120.0
 RECORD = "zinc.record"
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ def record(request: Request) -> Record:
 
 def encode_json(value: Json) -> bytes:
     """Return `value` as compact JSON in UTF-8. Raises ValueError for NaN and infinity."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _JSON.encode(value).encode()
 
 
 class JSONResponse(Response):

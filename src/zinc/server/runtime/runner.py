@@ -155,6 +155,11 @@ class Runner:
         """The number of jobs that can run or wait."""
         return self.llm.engine.max_sequences + self.max_waiting
 
+    @property
+    def room(self) -> int:
+        """The number of jobs that can be submitted now."""
+        return self.capacity - len(self.live)
+
     def submit(self, jobs: Sequence[Job], client: Client = ANYBODY) -> list[Generation]:
         """Queue the jobs of one request, all or none.
 
@@ -167,9 +172,9 @@ class Runner:
         except RequestError as error:
             raise invalid("lora", error.what, error.why) from None
         generations = [Generation(self, job, client, adapters) for job in jobs]
-        for generation in generations:
-            self.live[generation] = None
-            self._worker.post(self._task, partial(self._start, generation))
+        self.live.update(dict.fromkeys(generations))
+        # One call for all jobs, so that the engine's next step has them all.
+        self._worker.post(self._task, partial(self._start_all, generations))
         return generations
 
     def check_room(self, n_jobs: int) -> None:
@@ -186,7 +191,7 @@ class Runner:
                 f"this server runs or queues {self.capacity}",
                 "ask for fewer at a time",
             )
-        if len(self.live) + n_jobs > self.capacity:
+        if n_jobs > self.room:
             raise ApiError(
                 429,
                 "the server is busy",
@@ -239,6 +244,10 @@ class Runner:
             self.observer.between_tokens(t.generate_seconds / (t.generated_tokens - 1))
 
     # -- called in the engine's thread -------------------------------------------------------------
+
+    def _start_all(self, generations: Sequence[Generation]) -> None:
+        for generation in generations:
+            self._start(generation)
 
     def _start(self, generation: Generation) -> None:
         job = generation.job

@@ -1,39 +1,44 @@
 """Embeddings of texts, for the endpoints of OpenAI and llama.cpp.
 
-The texts of a request go to the engine a few at a time, so that a request with thousands of texts
-does not fill the queue. The server's `--pooling` determines how a text becomes one vector."""
+The texts of a request go to the engine in groups, so that a request with thousands of texts does
+not fill the queue. The server's `--pooling` determines how a text becomes one vector."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
 from zinc.engine.limits import check_embeds
-from zinc.engine.readout import Pooled
-from zinc.engine.sampling import SamplingParams
+from zinc.engine.readout import NO_ANSWER, Pooled, Pooling
 from zinc.engine.sequence import Timings
 from zinc.ops.values import FloatArray
 from zinc.server.apis.shared import prompts
 from zinc.server.apis.shared.service import Service, client_of, record_answers
 from zinc.server.errors import CONTEXT_EXCEEDED, ApiError
-from zinc.server.http.responses import record, stop, unless_disconnected
+from zinc.server.http.responses import record, unless_disconnected
 from zinc.server.runtime.job import Client, End, Job
 from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.reader import PlainReader
+from zinc.server.runtime.runner import Generation
 
 MAX_INPUTS = 2048  # OpenAI's own limit
-AT_A_TIME = 32  # texts of one request in the engine or its queue
+GROUP_TEXTS = 32  # most texts of one request that are submitted together
+# Requests with such short bodies are tokenised, and such few numbers encoded, without changing to
+# another thread, which takes a tenth of a millisecond.
+QUICK_BYTES = 2048
+QUICK_NUMBERS = 4096
 # A text is cut to this many characters for each token of the context before it is tokenised.
 MAX_TOKEN_CHARACTERS = 64
-_NO_ANSWER = SamplingParams(max_tokens=0)
 
+T = TypeVar("T")
 Texts = prompts.Prompt
 Truncate = Literal["start", "end"]
 RowFormat = Literal["float", "base64", "binary", "ubinary"]
@@ -58,16 +63,29 @@ async def answer_embeddings(
         record(request).model = model.name
         check_embeds(model.llm.spec.kind)
         check(model)
-        ids = await asyncio.to_thread(encode, model)
+        ids = await _run(partial(encode, model), _body_bytes(request) <= QUICK_BYTES)
         client = client_of(service, request)
         work = read_all(model, ids, client, priority or 0, model.llm.text_pool)
         found = await unless_disconnected(request, work)
         record_answers(request, [("stop", timings) for _, timings in found])
         tokens = sum(timings.prompt_tokens for _, timings in found)
         pools = [pool for pool, _ in found]
-        # Encoded in another thread, row by row: megabytes of JSON would delay every stream.
-        data = await asyncio.to_thread(lambda: b"".join(body(model, pools, tokens)))
+        # Encoded row by row: megabytes of JSON would delay every stream.
+        n_rows = tokens if model.llm.pooling is Pooling.NONE else len(pools)
+        is_quick = n_rows * model.llm.n_dimensions <= QUICK_NUMBERS
+        data = await _run(lambda: b"".join(body(model, pools, tokens)), is_quick)
     return Response(data, media_type="application/json")
+
+
+async def _run(work: Callable[[], T], is_quick: bool) -> T:
+    """Return the result of `work`, which runs in another thread unless it is quick."""
+    return work() if is_quick else await asyncio.to_thread(work)
+
+
+def _body_bytes(request: Request) -> float:
+    """Return the size of a request's body as its header tells it; infinity if it does not."""
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isdecimal() and len(length) < 20 else math.inf
 
 
 def encode_texts(
@@ -122,25 +140,39 @@ async def read_all(
     priority: int,
     make_pool: Callable[[], Pooled],
 ) -> list[tuple[Pooled, Timings]]:
-    """Run `prompts` without an answer; return the pool of the rows of each, and its timings."""
-    gate = asyncio.Semaphore(AT_A_TIME)
+    """Run `prompts` without an answer; return the pool of the rows of each, and its timings.
+
+    Two groups of prompts are in the engine or its queue at a time, so that the next step has
+    prompts while this one's are answered. A group takes a quarter of the room in the queue, at most
+    GROUP_TEXTS.
+    """
+    runner = model.runner
     reader = partial(PlainReader, model.tokenizer, ())
-
-    async def one(ids: list[int]) -> tuple[Pooled, Timings]:
-        pool = make_pool()
-        job = Job(ids, _NO_ANSWER, reader, priority=priority, readout=pool)
-        async with gate:
-            (generation,) = model.runner.submit([job], client)
-            async for item in generation:
-                if isinstance(item, End):
-                    timings = item.timings
-        return pool, timings
-
-    tasks = [asyncio.create_task(one(ids)) for ids in prompts]
+    pools = [make_pool() for _ in prompts]
+    jobs = [
+        Job(ids, NO_ANSWER, reader, priority=priority, readout=pool)
+        for ids, pool in zip(prompts, pools, strict=True)
+    ]
+    size = min(GROUP_TEXTS, max(1, runner.room // 4))
+    generations: list[Generation] = []
+    timings: list[Timings] = []
     try:
-        return await asyncio.gather(*tasks)
+        for first in range(0, len(jobs), size):
+            generations += runner.submit(jobs[first : first + size], client)
+            timings += [await _end_of(each) for each in generations[len(timings) : first]]
+        timings += [await _end_of(each) for each in generations[len(timings) :]]
     finally:
-        await stop(tasks)
+        for each in generations[len(timings) :]:
+            each.cancel()
+    return list(zip(pools, timings, strict=True))
+
+
+async def _end_of(generation: Generation) -> Timings:
+    """Wait until a job without an answer has run; return its timings. Raises ApiError."""
+    async for item in generation:
+        if isinstance(item, End):
+            timings = item.timings
+    return timings
 
 
 def encode_row(row: FloatArray, format: RowFormat) -> str | list[float] | list[int]:
