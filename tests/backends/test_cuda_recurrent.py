@@ -107,7 +107,7 @@ def test_states_continue_from_step_to_step(name: str) -> None:
         for name, n in product(CASES, (0, 7, 16))
     ],
 )
-def test_states_that_are_set_back_continue_in_chunks(name: str, rejected: int) -> None:
+def test_states_that_are_rolled_back_continue_in_chunks(name: str, rejected: int) -> None:
     """Steps begin and end at any place in a chunk; kernels start from S, and keep rows."""
     case = CASES[name]
     steps = steps_of(BACK_AND_FORTH, (1, 0), rejected=rejected)
@@ -166,7 +166,7 @@ def test_steps_with_one_token_a_sequence_run_fused_and_continue_the_states(
 
 @needs_compiler
 @pytest.mark.parametrize("grouped", [pytest.param(False, marks=pytest.mark.every), True])
-def test_fused_steps_share_states_that_are_set_back(grouped: bool) -> None:
+def test_fused_steps_share_states_that_are_rolled_back(grouped: bool) -> None:
     """Single tokens and steps with rejected rows take turns, over the ends of chunks."""
     counts = [(20, 9), *[(1, 1)] * 13, (9, 2), *[(1, 1)] * 20, (9, 9), *[(1, 1)] * 3]
     case = delta_step_case("steps", DeltaShape(2, 4, 32, 64), (20, 9), grouped=grouped)

@@ -36,6 +36,6 @@ def test_prompts_go_in_chunks_and_decode_token_by_token() -> None:
     assert kernel_names(program(), DECODE) == ["delta_rule"]
 
 
-def test_the_batch_invariant_mode_and_states_that_are_set_back_go_token_by_token() -> None:
+def test_the_batch_invariant_mode_and_states_that_are_rolled_back_go_token_by_token() -> None:
     assert kernel_names(program(batch_invariant="true"), PROMPT) == ["delta_rule"]
     assert kernel_names(program(rollback=8), PROMPT) == ["delta_rule"]

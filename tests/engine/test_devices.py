@@ -82,7 +82,7 @@ def test_the_time_to_add_up_a_row_is_measured(names: tuple[str, ...]) -> None:
     assert 0 < all_reduce_seconds(devices, 64) < 10
 
 
-def test_suffix_drafts_are_set_back_on_every_device() -> None:
+def test_suffix_drafts_are_rolled_back_on_every_device() -> None:
     """Rejected drafts roll recurrent states back; the tokens stay those without drafts."""
     prompt = [5, 6, 7, 8, 9] * 8
     texts = []

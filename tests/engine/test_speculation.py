@@ -390,7 +390,7 @@ def test_the_least_gain_is_a_gain():
 # -- loading ---------------------------------------------------------------------------------------
 
 
-def test_a_hybrid_is_speculated_where_its_states_can_be_set_back():
+def test_a_hybrid_is_speculated_where_its_states_can_be_rolled_back():
     options = LoadOptions(FIXTURES / "qwen35.gguf", threads=1)
     runs = [("cpu", "auto", {}, 8), ("cpu", "off", {}, 0), ("ref", "auto", {}, 0)]
     for device in (b for b in computing() if b != "cpu"):

@@ -169,7 +169,7 @@ def cuda_tiles_of(features: Features, key: TileKey) -> Iterator[tuple[TileKey, T
         (replace(KEY, kernel="gemm_mma", n_x=8), MmaTile(1, 1, 8, 1, passes=2), "passes"),
         (EXPERTS, MmaTile(1, 16, 8, 1, stages=4, by_groups=True), "neither warp groups"),
         (EXPERTS, MmaTile(1, 4, 4, 1, stages=3, passes=2), "a stage for each slab"),
-        (EXPERTS, MmaTile(1, 6, 4, 1, stages=3), "by fours"),
+        (EXPERTS, MmaTile(1, 6, 4, 1, stages=3), "multiple of 4"),
         (EXPERTS, MmaTile(1, 2, 4, 2, stages=3), "all columns"),
         (FLOATS_KEY, MmaTile(1, 4, 4, 1, stages=3, deep=2), "no such parameter"),
         (FLOATS_KEY, MmaTile(1, 16, 4, 1, stages=3, blocks=3), "registers"),

@@ -19,7 +19,7 @@ class NoData:
 
 @settings(deadline=None)
 @given(steps=STEPS, window=st.integers(1, 100), late=st.booleans())
-def test_a_sequence_that_is_set_back_keeps_its_window(
+def test_a_sequence_that_is_rolled_back_keeps_its_window(
     steps: list[tuple[int, int]], window: int, late: bool
 ) -> None:
     """Every row of a step finds its window, in no more blocks than the pool allows for.

@@ -89,7 +89,7 @@ def test_rejected_rows_leave_no_trace(backend: str, name: str, kv_dtype: str) ->
 
 
 @pytest.mark.parametrize(("backend", "name", "kv_dtype"), RUNS)
-def test_a_sequence_that_was_set_back_continues_from_disk(
+def test_a_sequence_that_was_rolled_back_continues_from_disk(
     backend: str, name: str, kv_dtype: str, tmp_path: Path
 ) -> None:
     for seed in range(effort.examples(8 if backend == "cpu" else 4)):
@@ -125,7 +125,7 @@ def test_ref_sets_a_sequence_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("backend", computing())
-def test_a_state_without_rollback_cannot_be_set_back(backend: str) -> None:
+def test_a_state_without_rollback_cannot_be_rolled_back(backend: str) -> None:
     """The test of this module would fail on the plain layout."""
     texts = [(t.tolist(), w) for t, w in zip(TEXTS, plain(backend, "qwen35", "f16"), strict=True)]
     loaded = loaded_model(backend, "qwen35", rollback=False)

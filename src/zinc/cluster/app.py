@@ -89,7 +89,7 @@ class EngineDeployment:
         self._replica.check_health()
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """Return what routers need to know."""
+        """Return the routing statistics of the replica."""
         return self._replica.routing_stats()
 
     async def __del__(self) -> None:
@@ -134,7 +134,7 @@ class _DirectoryCalls:
 
 
 def _prefix_store(shared: str) -> Callable[[str], Store]:
-    """Return what makes the store of a key, in Ray's object store or in the folder `shared`.
+    """Return a function that opens the store of a key, in Ray's object store or in `shared`.
 
     Raises RequestError if the folder cannot be used.
     """
@@ -163,7 +163,7 @@ class _ObjectStore:
 
 @contextmanager
 def _ray_errors() -> Iterator[None]:
-    """Raise errors of Ray as OSError, which is that of any store."""
+    """Raise errors of Ray as OSError, as every store does."""
     try:
         yield
     except (RayError, RayServeException, TimeoutError) as error:

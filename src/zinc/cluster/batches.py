@@ -1,7 +1,7 @@
 """Batches over Ray Data: the rows of `zinc batch`, answered by engines on many machines.
 
 The driver appends answers to a journal, the output file, as `zinc batch` does. A run that was
-interrupted or killed goes on with the rows that the file lacks.
+interrupted or killed continues with the rows that the file lacks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_QUEUE = 1 << 16  # requests that wait in an engine; rows of a batch are nev
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The result of a batch: rows in the output, those of them that failed, and repeated ids."""
+    """The result of a batch: rows in the output, how many of them failed, and repeated ids."""
 
     done: int
     failed: int
@@ -51,7 +51,7 @@ def batch(
 
     dataset: has a column `text` with the lines of an input of `zinc batch`, as `ray.data.read_text`
         gives them. Each row needs a `custom_id` of its own.
-    output: lines as of `zinc batch`; rows that it has are skipped.
+    output: lines as of `zinc batch`; rows that it already has are skipped.
     models: as of `zinc serve`; the embedded model if there is none.
     replicas, cpus, gpus: number of engines, and the share of a machine that each takes.
     in_flight: rows that an engine runs at a time.

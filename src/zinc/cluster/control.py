@@ -46,7 +46,7 @@ class ModelStatus:
 class Status:
     """The state of the cluster, and of its models by name.
 
-    state: RUNNING, or that of the first part which does not run. dashboard: URL of Ray's
+    state: RUNNING, or that of the first part that does not run. dashboard: URL of Ray's
     dashboard, "" without one.
     """
 
@@ -113,7 +113,7 @@ def up(options: ClusterOptions, host: str, port: int) -> None:
 
 
 def _remove(running: Iterable[str], front: ApplicationConfig, needed: Collection[str]) -> None:
-    """Stop those models that run and are not `needed`, so that others find room.
+    """Stop running models that are not `needed`, so that others have their resources.
 
     The front forgets them first, unless it would have no model left.
     """
@@ -215,7 +215,7 @@ def _no_room(name: str, options: ClusterOptions, room: int, n_machines: int) -> 
 
 
 def _failure(configs: Iterable[ApplicationConfig]) -> ZincError:
-    """Return the error of that one of the applications which failed."""
+    """Return the error of the application that failed."""
     found = serve.status().applications
     ours = {each.name: found[each.name] for each in configs if each.name in found}
     failed = [name for name, each in ours.items() if each.status == ApplicationStatus.DEPLOY_FAILED]

@@ -223,7 +223,7 @@ class Front:
             await answer.write(part)
 
     async def _health(self, request: Forwarded, answer: _Answer) -> None:
-        """Answer whether a replica of any model is well."""
+        """Answer whether a replica of any model is healthy."""
         replies = [
             asyncio.create_task(self._whole(request, replicas, _EACH_START_S))
             for replicas in self.models.values()
@@ -271,7 +271,7 @@ class Front:
             avoid = (*avoid, reply[0].replica)
 
     async def _of_each(self, ask: Callable[[Replicas], Awaitable[_Reply]]) -> list[_Reply]:
-        """Return the answers of those models whose replicas answer; raises ApiError if none do."""
+        """Return the answers of models whose replicas answer. Raises ApiError if none do."""
         results = await asyncio.gather(
             *(ask(replicas) for replicas in self.models.values()), return_exceptions=True
         )

@@ -19,7 +19,7 @@ _ON_HOST = ("auto", "cpu", "ref")
 
 
 def with_memory(options: ClusterOptions) -> ClusterOptions:
-    """Return the options of a cluster with the memory of replicas for which they give none."""
+    """Return the options of a cluster, with an estimate of `memory` where they give none."""
     if options.memory:
         return options
     if not options.models:

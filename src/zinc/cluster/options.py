@@ -282,7 +282,7 @@ def serve_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _with_absolute_paths(serve_given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of `zinc serve` with absolute paths, as replicas have another folder."""
+    """Return options of `zinc serve` with absolute paths: replicas have another working folder."""
     given = dict(serve_given)
     for name in _PATHS & given.keys():
         value = given[name]

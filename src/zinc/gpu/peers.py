@@ -3,8 +3,8 @@
 Without peer access, the host reads and writes the rows between the launches of a step. With it, a
 step is one submission for each GPU, and steps are queued before earlier ones have ended. An
 exchange is a barrier between the GPUs that take part in it (kernels/exchange.cu). All GPUs take
-part in an all-reduce. A transfer between layers involves only its sender and its receiver, because
-the other GPUs may be running other steps.
+part in an all-reduce. A transfer between layers involves only its sender and its receiver: the
+remaining GPUs may be running other steps.
 """
 
 from __future__ import annotations

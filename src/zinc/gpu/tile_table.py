@@ -1,8 +1,8 @@
 """The table of tiles that `zinc tune` measured on a device: a JSON file in the cache folder.
 
 A table belongs to a device and to the sources of its kernels. A table of other sources is ignored,
-and so is a tile that its kernel cannot run. Rows are written as they are found, so that a search
-that was interrupted goes on where it ended.
+and so is a tile that its kernel cannot run. Rows are written as they are found, so that an
+interrupted search continues where it stopped.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ INVARIANT_BATCH = 4
 # Measured on an H200:
 MAX_GEMV_ROWS = 32  # up to this many rows of x, several passes of GEMV are faster than GEMM
 MANY_ROWS = 1 << 15  # weight rows that keep every compute unit busy with any tile
-# Waves of a compute unit, each with 8 rows of x: so many that rows need no split, and so few that
-# waves take fewer weight rows.
+# Waves of a compute unit in a GEMV of 8 rows of x: rows are split until there are at least as many
+# as the first number, and waves take fewer weight rows until there are as many as the second.
 WAVES_OF_EIGHT = (15, 4)
 LONG_ROW = 8  # units a lane; rows at least that long are split among all waves
 FEW_SLOTS = 32  # slots of an expert in a GEMM tile

@@ -57,7 +57,7 @@ def held_inputs(
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """Nodes `indices` of a graph, the fused node, and the steps in which that one runs."""
+    """Nodes `indices` of a graph, the fused node, and the steps in which it runs."""
 
     indices: tuple[int, ...]
     node: Node

@@ -152,9 +152,9 @@ def _group_refusal(features: Features, key: TileKey, tile: MmaTile) -> str:
     if not features.warp_groups:
         return "no warp groups"
     if tile.warps != GROUP_WARPS or (tile.row_tiles, tile.split, tile.splits) != (1, 1, 1):
-        return "two groups of warps multiply, without a split"
+        return "it needs two warp groups, without a split"
     if tile.x_tiles not in (8, 16, 32) or 4 * key.weights * tile.x_tiles > 128:
-        return "a group cannot multiply so many rows"
+        return "a warp group cannot multiply this number of rows"
     return "" if tile.stages > 1 and tile.blocks == tile.deep == 1 else "it needs stages"
 
 
@@ -176,7 +176,7 @@ def _slots_refusal(key: TileKey, tile: MmaTile) -> str:
     if tile.split > 1 or tile.batch > tile.warps * WARP:
         return "each warp multiplies all columns, and each row of x has a thread"
     if tile.x_tiles != 2 and (tile.x_tiles < 4 or tile.x_tiles % 4):
-        return "tiles of x are stored by fours, or two at once"
+        return "the tiles of x must be 2 or a multiple of 4"
     return "" if 1 <= tile.deep <= MAX_DEEP else "too many registers"
 
 

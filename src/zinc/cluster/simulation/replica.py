@@ -28,7 +28,7 @@ class Job:
 
     n_run: tokens in the cache. shared: blocks that it shares with the prefix cache. first_s,
     last_s: times of the first and the last token so far. gaps: times between tokens, as (seconds,
-    how many). n_cached: tokens of the prompt that were cached when it began.
+    count). n_cached: tokens of the prompt that were cached when it began.
     """
 
     index: int
@@ -178,7 +178,7 @@ class SimulatedReplica:
         )
 
     def _demands(self) -> Iterable[Demand]:
-        """Yield what jobs ask of the scheduler, as the engine's `Holdings.demand` does.
+        """Yield the demands of jobs, as the engine's `Holdings.demand` does.
 
         Once the waiting jobs fill a step, further ones are skipped, because they cannot run in it.
         """
@@ -252,7 +252,7 @@ class SimulatedReplica:
         self._cache.add(blocks)
 
     def _put_back(self, job: Job) -> None:
-        """Have a preempted job wait again."""
+        """Return a preempted job to the queue."""
         self._release(job, job.prompt[: len(job.shared)])
         job.n_run = 0
 
@@ -267,7 +267,7 @@ class SimulatedReplica:
 
 
 def _n_common(a: Sequence[bytes], b: Sequence[bytes]) -> int:
-    """Return how many blocks two prompts begin with that are equal."""
+    """Return the number of equal blocks at the start of two prompts."""
     count = 0
     for x, y in zip(a, b, strict=False):
         if x != y:

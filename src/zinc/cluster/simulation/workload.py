@@ -124,7 +124,7 @@ def _text(n_tokens: int, rng: random.Random) -> str:
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a trace. Raises RequestError for a line that is none, and OSError."""
+    """Return the lines of a trace. Raises RequestError for an invalid line, and OSError."""
     lines: list[dict[str, Any]] = []
     for number, text in enumerate(path.read_text("utf-8").splitlines()):
         try:

@@ -31,7 +31,7 @@ class AnswerStore:
     def add(self, key: bytes, tokens: Sequence[int]) -> None:
         """Add an answer under `key`, and drop the oldest answers if there are too many tokens.
 
-        Of an answer that is longer than the store, the end is kept.
+        Only the end of an answer that is longer than the store is kept.
         """
         if self._most_tokens < 2 or not tokens:
             return

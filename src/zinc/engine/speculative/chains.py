@@ -41,7 +41,7 @@ def most_likely(s: Sequence, depth: int, logits: FloatArray) -> tuple[int, float
 def guess(s: Sequence, depth: int, logits: FloatArray) -> tuple[int, float]:
     """Return the token that the sampler of a sequence draws from a drafter's `logits`.
 
-    It is drawn with the noise of its place, `depth` places after the next one.
+    It is drawn with the noise of its position in the answer, `depth` after the next token.
     """
     token = s.sampler.guess(logits, depth)
     return token, _probability(logits, token)

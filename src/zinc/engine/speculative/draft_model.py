@@ -69,7 +69,7 @@ class _Text:
         known = self.n_known
         return known + common_length(self.sequence.ids[known:], self.ids[known:])
 
-    def set_back(self, n_tokens: int) -> None:
+    def roll_back(self, n_tokens: int) -> None:
         """Forget the tokens after the first `n_tokens`, which are those of the sequence."""
         del self.ids[n_tokens:]
         self.n_known = n_tokens
@@ -182,7 +182,7 @@ class ModelDrafter:
             n_common = min(text.common(), len(s.ids) - 1)
             is_same = text.n_shifted == s.n_shifted and text.extended == extended
             if is_same and self._can_continue(text, n_common) and len(s.ids) <= self._context:
-                text.set_back(n_common)
+                text.roll_back(n_common)
                 self.pool.trim(text.holding, n_common)
                 return text
             self._release(text, keep=is_same)

@@ -65,7 +65,7 @@ class Speculation:
             self.chains[Source.NEXTN] = nextn_chain(nextn, self.times)
 
     def add_model(self, drafter: ModelDrafter, step_ratio: float, read_ratio: float) -> None:
-        """Draft with a draft model, too.
+        """Draft with a draft model as well.
 
         step_ratio, read_ratio: estimated times of its steps, and of reading a token of the text, in
         steps of the model.

@@ -454,7 +454,7 @@ class _DeltaArguments(Struct):
 
 
 class DeltaRuleArguments(_DeltaArguments):
-    """Arguments of the kernel that goes token by token."""
+    """Arguments of the delta rule for one token after another."""
 
     arrived: Annotated[
         Uints, "[sequences, key heads]: workgroups that have read its rows; 0 between steps"
@@ -463,7 +463,7 @@ class DeltaRuleArguments(_DeltaArguments):
 
 
 class DeltaChunkArguments(_DeltaArguments):
-    """Arguments of both kernels that go in chunks."""
+    """Arguments of both kernels of the delta rule in chunks."""
 
     chunks: Annotated[Bytes, "matrices of each chunk"]
 

@@ -142,7 +142,7 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     """Lower the op `delta_rule`, with decays of channels in chunks (kernels/delta_chunk.slang).
 
     Sums of a chunk round differently, and chunks begin where a step does. So batch-invariant mode
-    and states that can be rolled back go token by token.
+    and states that can be rolled back are processed token by token.
     """
     attrs, features = dict(launch.attrs), at.features
     k_dim, v_dim, n_v = (int(attrs[name]) for name in ("k_dim", "v_dim", "n_v_heads"))
@@ -286,7 +286,7 @@ def wkv7(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("ssm_scan")
 def by_token(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    """Lower the op `ssm_scan` or `delta_rule` to one kernel, which goes token by token."""
+    """Lower the op `ssm_scan` or `delta_rule` to one kernel, which processes token by token."""
     x, attrs = RuleOperands.of(launch), {name: int(value) for name, value in launch.attrs}
     k_dim, v_dim = attrs["k_dim"], attrs["v_dim"]
     if k_dim % 16:

@@ -19,7 +19,7 @@ _BUSY, _UNAVAILABLE = 429, 503
 _MAX_UNAVAILABLE = 60  # attempts of a row while the model cannot answer
 _MAX_WAIT_S = 10.0
 _LARGE_BYTES = 1 << 20
-_LINES_PER_TURN = 1000  # other tasks run after so many lines that need no request
+_LINES_PER_TURN = 1000  # lines without a request after which other tasks run
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@
 //   BIAS      each column has a bias
 //   WITH_SILU y is SiLU of the sum
 //   ROLLBACK  if not 0, the state is a ring of TAPS - 1 + ROLLBACK rows by their position, so that
-//             a sequence can be set back by that many rows
+//             a sequence can be rolled back by that many rows
 
 #include "arguments.h"
 

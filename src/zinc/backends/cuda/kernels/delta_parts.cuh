@@ -1,4 +1,4 @@
-// How kernels divide the rows of a sequence in a step of many tokens, if its state can be set back
+// How kernels divide the rows of a sequence in a step of many tokens, if its state can be rolled back
 // (delta_slot.cuh):
 //
 //   HEAD  delta_rule  the rest of the chunk of CHUNK positions that has begun

@@ -1,5 +1,5 @@
 // The rows of a sequence in a step, and the slot of its state in a delta rule.
-//   ROLLBACK  a slot can be set back to earlier positions (zinc.ops.recurrent_state)
+//   ROLLBACK  a slot can be rolled back to earlier positions (zinc.ops.recurrent_state)
 //
 // Positions [CHUNK i, CHUNK i + CHUNK) are chunk i. With ROLLBACK, a slot is two halves, of which
 // chunk i uses half i mod 2:

@@ -4,7 +4,7 @@
 
 #include "delta_chunk.cuh"
 
-/// Returns the chunk at a slot. It has no rows if there is none. States that can be set back are
+/// Returns the chunk at a slot. It has no rows if there is none. States that can be rolled back are
 /// scanned over whole chunks only.
 DEVICE RowBlock findChunk(StepHeader* step, uint slot)
 {

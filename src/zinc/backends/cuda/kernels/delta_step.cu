@@ -7,7 +7,7 @@
 //   TAPS      of the convolution, whose state has the last TAPS - 1 rows of x, oldest first
 //   REPEATS   value heads that share a key head
 //   GROUPED   they are neighbours
-//   ROLLBACK  if not 0, states are those of delta_slot.cuh and causal_conv.cu, which can be set back
+//   ROLLBACK  if not 0, states are those of delta_slot.cuh and causal_conv.cu, which can be rolled back
 //   Q8        y is a row of 8-bit blocks
 
 #include "arguments.h"

@@ -54,8 +54,8 @@ DEVICE void computeTile(const TileArguments& args, TileOrigin origin, uint first
 
 SHARED uint chosen, chosenBefore[THREADS / SUBGROUP];
 
-/// Returns the expert that is number `index` among those with slots, or the number of experts if
-/// there are not so many.
+/// Returns the expert with number `index` among the experts with slots, or the number of experts
+/// if fewer experts have slots.
 DEVICE uint findExpert(ARGS, uint index, uint thread)
 {
     if (thread == 0) chosen = args.n_experts;

@@ -3,7 +3,7 @@
 // each has every SHARE-th number. ROWS tokens at a time are staged in shared memory, while the next
 // tokens are prefetched. The state is S [SIZE, cols].
 //   ROLLBACK  if not 0, the state is a ring of 1 + ROLLBACK states by their position, so that a
-//             sequence can be set back by that many rows
+//             sequence can be rolled back by that many rows
 
 #include "arguments.h"
 

@@ -2,7 +2,7 @@
 // wide as x. COLS columns (group.x) go through the rows of one sequence (group.y), SIDE rows at a time.
 // The state holds the last row of x.
 //   ROLLBACK  if not 0, the state is a ring of 1 + ROLLBACK rows by their position, so that a
-//             sequence can be set back by that many rows
+//             sequence can be rolled back by that many rows
 
 #include "arguments.h"
 

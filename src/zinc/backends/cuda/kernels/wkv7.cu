@@ -4,7 +4,7 @@
 // prefetched. The state is S [cols, DIM].
 //   MIX       values are mixed with those of the first layer
 //   ROLLBACK  if not 0, the state is a ring of 1 + ROLLBACK states by their position, so that a
-//             sequence can be set back by that many rows
+//             sequence can be rolled back by that many rows
 
 #include "arguments.h"
 

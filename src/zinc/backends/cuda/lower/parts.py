@@ -1,4 +1,4 @@
-"""The matrices of a launch with their outputs, as kernels of few rows of x take them."""
+"""Matrices of a launch with their outputs, as arguments of kernels for few rows of x."""
 
 from __future__ import annotations
 

@@ -99,9 +99,9 @@ def gated_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatc
 def summed_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     if not _takes_rows(at, bucket, rows(launch, "h"), MAX_BATCH + 1):
         *products, last = LOWERINGS["moe_down"](launch, _with_slot_tiles(at), bucket)
-        return [*products, _by_fours(last)]
+        return [*products, _in_vectors(last)]
     product, total = experts.summed_products_of(launch, at, bucket)
-    return [*_expert_dispatches(product, at, bucket), _by_fours(total)]
+    return [*_expert_dispatches(product, at, bucket), _in_vectors(total)]
 
 
 def _with_slot_tiles(at: Addresses) -> Addresses:
@@ -111,8 +111,8 @@ def _with_slot_tiles(at: Addresses) -> Addresses:
     return found
 
 
-def _by_fours(dispatch: Dispatch) -> Dispatch:
-    """Return a dispatch of moe_sum with threads that sum four columns; others as they are."""
+def _in_vectors(dispatch: Dispatch) -> Dispatch:
+    """Return a dispatch of moe_sum whose threads sum four columns; other dispatches unchanged."""
     x = dispatch.arguments
     if not isinstance(x, MoeSumArguments):
         return dispatch

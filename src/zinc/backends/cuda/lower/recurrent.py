@@ -1,11 +1,11 @@
 """Lowerings of the ops with a recurrent state for many tokens.
 
-The delta rule and the scan of Mamba-2 go in chunks on tensor cores: the first kernel makes the
+The delta rule and the scan of Mamba-2 process chunks on tensor cores: the first kernel makes the
 matrices of all chunks in parallel, the second goes through the chunks of each sequence
 (kernels/delta_chunk.cuh). A decay for each channel of the keys has a first kernel of its own. If
-states can be rolled back, the first and last rows go token by token (kernels/delta_parts.cuh). The
-convolution goes in blocks of rows, of which a first kernel saves the rows before each block
-(kernels/conv_block.cuh).
+states can be rolled back, the first and last rows are processed token by token
+(kernels/delta_parts.cuh). The convolution processes blocks of rows; a first kernel saves the rows
+before each block (kernels/conv_block.cuh).
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _part(rule: Dispatch, part: int) -> Dispatch:
 
 
 def _has_many(bucket: Bucket) -> bool:
-    """Return whether a step has so many tokens that its rows are divided into blocks."""
+    """Return whether a step has enough tokens to divide its rows into blocks."""
     return bucket.tokens >= max(MIN_TOKENS, 2 * bucket.sequences)
 
 

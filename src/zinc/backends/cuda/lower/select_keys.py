@@ -26,7 +26,7 @@ def select_keys(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]
 
 
 def _on_tensor_cores(dispatch: Dispatch, launch: Launch, at: Addresses) -> Dispatch:
-    """Return a dispatch of index_scores on tensor cores if they suit it, and others as they are."""
+    """Return `dispatch` with the scores on tensor cores, or unchanged if they do not suit it."""
     state, n_heads = operand(launch, "cache", KVState), rows(launch, "weights").cols
     heads = TILE_HEADS * ceil_div(n_heads, TILE_HEADS)
     keys = WARPS * WARP_KEYS
