@@ -31,6 +31,7 @@ HOT = {
     "gemv",
     "gemm_few",
     "gemm_mma",
+    "gemm_slots",
     "attention",
     "attention_mma",
     "attention_wide",

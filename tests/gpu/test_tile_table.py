@@ -13,7 +13,7 @@ from logging_host import LoggingHost
 
 from zinc.backends.cuda import CUDA_KERNELS, CudaKernels
 from zinc.backends.cuda import tiles as cuda_tiles
-from zinc.backends.cuda.tiles import CudaGemvTile, FewTile, MmaTile
+from zinc.backends.cuda.tiles import CudaGemvTile, FewSlotTile, FewTile, MmaTile
 from zinc.backends.cuda.tilings import CUDA_TILINGS
 from zinc.backends.vulkan import SLANG_KERNELS, VulkanKernels
 from zinc.gpu import tile_table, tiles
@@ -46,6 +46,7 @@ DEVICES = (
 SHAPES = [(4096, 4096), (12288, 4096), (1024, 12288), (256, 64), (151936, 4096)]
 KEY = TileKey("gemv", GGMLType.Q4_K, 96, 512)
 EXPERTS = replace(KEY, kernel="gemm_experts", n_x=16, experts=8)
+SLOTS = replace(EXPERTS, kernel="gemm_slots", n_x=2)
 FLOATS_KEY = replace(KEY, kernel="gemm_floats", type=GGMLType.F32, n_x=64)
 TILE = CudaGemvTile(waves=4, split=2, rows=2, batch=1)
 
@@ -141,6 +142,9 @@ def cuda_tiles_of(features: Features, key: TileKey) -> Iterator[tuple[TileKey, T
             yield gemv, cuda_tiles.gemv(features, gemv)
         yield gemm, cuda_tiles.gemm(features, gemm)
         yield experts, cuda_tiles.experts(features, experts)
+        if n_x <= cuda_tiles.MOST_SLOTS and key.type not in FLOATS:
+            slots = replace(experts, kernel="gemm_slots")
+            yield slots, cuda_tiles.few_slots(features, slots)
         if key.type in FLOATS and not gated:
             floats = replace(each, kernel="gemm_floats")
             yield floats, cuda_tiles.float_gemm(features, floats)
@@ -171,6 +175,9 @@ def cuda_tiles_of(features: Features, key: TileKey) -> Iterator[tuple[TileKey, T
         (EXPERTS, MmaTile(1, 4, 4, 1, stages=3, passes=2), "a stage for each slab"),
         (EXPERTS, MmaTile(1, 6, 4, 1, stages=3), "multiple of 4"),
         (EXPERTS, MmaTile(1, 2, 4, 2, stages=3), "all columns"),
+        (SLOTS, FewSlotTile(4, 2, 4, 2), "registers"),
+        (SLOTS, FewSlotTile(1, 3, 2, 2), "groups of columns"),
+        (SLOTS, FewSlotTile(1, 2, 5, 2), "too many warps"),
         (FLOATS_KEY, MmaTile(1, 4, 4, 1, stages=3, deep=2), "no such parameter"),
         (FLOATS_KEY, MmaTile(1, 16, 4, 1, stages=3, blocks=3), "registers"),
     ],

@@ -55,6 +55,8 @@ MAX_PASSES = 8
 FEW_TILE_ROWS = 16  # weight rows of a tile of few rows of x (gemm_few.cu)
 GROUP_COLS = 256  # that a warp multiplies at once (column_groups.cuh)
 SUMS_BYTES = 100 << 10  # of a block; loads in flight need the rest of an SM's shared memory
+MOST_ROUND = 8  # tiles of a team whose sums meet at once (gemm_slots.cu)
+MOST_SLOTS = 8  # of an expert on average (gemm_slots.cu)
 WAVES = 3  # of blocks of experts, so that the last wave matters little
 OTHER_SHARED_BYTES = 20 << 10  # of a block, besides slabs of x
 FULL = 0.9  # blocks for each compute unit from which a grid counts as a full wave
@@ -279,6 +281,79 @@ def _gemm_few(key: TileKey) -> FewTile:
     most = min(groups, MANY_WARPS)
     shares = {n: ceil_div(groups, n) * n for n in range(ceil_div(most, 2), most + 1)}
     return FewTile(ceil_div(key.n_x, 8), min(shares, key=lambda n: (shares[n], -n)))
+
+
+@dataclass(frozen=True, slots=True)
+class FewSlotTile:
+    """A tile of a GEMM of few slots of each expert (kernels/gemm_slots.cu).
+
+    x_tiles: tiles of 8 slots. team: warps that split the columns of 16 weight rows. teams: of a
+    block, which multiply different rows. blocks: of an SM at once.
+    """
+
+    x_tiles: int
+    team: int = field(metadata={"steps": range(1, MANY_WARPS + 1)})
+    teams: int = field(metadata={"steps": range(1, MANY_WARPS + 1)})
+    blocks: int = field(metadata={"steps": (1, 2, 3, 4)})
+
+    @property
+    def batch(self) -> int:
+        """Slots that a block multiplies at once."""
+        return 8 * self.x_tiles
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.team * self.teams
+
+    def chunk(self, key: TileKey) -> int:
+        """Return the tiles of a team whose outputs are whole 8-bit blocks, if such are stored."""
+        return BLOCK_ROWS // FEW_TILE_ROWS if key.stores_blocks and self.teams % 2 else 1
+
+    def round(self, key: TileKey) -> int:
+        """Return the tiles of a team whose sums are in shared memory at once."""
+        chunk, needed = self.chunk(key), ceil_div(key.rows, FEW_TILE_ROWS * self.teams)
+        most = SUMS_BYTES // self.blocks // self._tile_bytes(key)
+        return max(1, min(most, needed, MOST_ROUND) // chunk) * chunk
+
+    def shared_bytes(self, key: TileKey) -> int:
+        return self.round(key) * self._tile_bytes(key)
+
+    def grid(self, features: Features, key: TileKey, slots: int) -> int:
+        """Return the blocks that share `slots` slots of all experts."""
+        chunks = ceil_div(key.rows, FEW_TILE_ROWS * self.teams * self.chunk(key))
+        segments = min(key.experts, slots) + slots // self.batch  # at most
+        return min(chunks * segments, features.compute_units * self.blocks)
+
+    @property
+    def defines(self) -> tuple[tuple[str, int], ...]:
+        return (
+            ("X_TILES", self.x_tiles),
+            ("WARPS", self.warps),
+            ("TEAM", self.team),
+            ("MIN_BLOCKS", self.blocks),
+        )
+
+    def _tile_bytes(self, key: TileKey) -> int:
+        """Return the bytes of the sums of a tile of each team."""
+        sums = key.weights * self.team * self.batch * (FEW_TILE_ROWS + 4) + 16
+        return 4 * self.teams * sums
+
+
+def few_slots(features: Features, key: TileKey) -> FewSlotTile:
+    """Return the tile of a GEMM of few slots of each expert."""
+    return features.tuned.choose(key, lambda: _few_slots(key))
+
+
+def _few_slots(key: TileKey) -> FewSlotTile:
+    """Return the tile with the most warps at work, and with as large teams as possible."""
+    groups = ceil_div(key.cols, GROUP_COLS)
+
+    def at_work(team: int) -> tuple[float, int]:
+        return groups / ceil_div(groups, team) * (WARPS // team), team
+
+    team = max(range(1, min(groups, WARPS) + 1), key=at_work)
+    return FewSlotTile(1, team, WARPS // team, blocks=2)
 
 
 class SlotTiles(TunedTiles):

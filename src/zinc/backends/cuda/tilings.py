@@ -9,9 +9,11 @@ from zinc.backends.cuda.tiles import (
     BLOCK_ROWS,
     FEW_TILE_ROWS,
     FLOAT_SLAB,
+    GROUP_COLS,
     MANY_WARPS,
     OTHER_SHARED_BYTES,
     CudaGemvTile,
+    FewSlotTile,
     FewTile,
     MmaTile,
     float_shared_bytes,
@@ -229,11 +231,33 @@ def few_seeds(features: Features, key: TileKey) -> Iterable[FewTile]:
         yield FewTile(x_tiles, warps)
 
 
+def few_slot_refusal(features: Features, key: TileKey, tile: FewSlotTile) -> str:
+    """Return why gemm_slots.cu cannot run a tile."""
+    if not 1 <= tile.x_tiles <= 2:
+        return "too many registers"
+    if tile.team > ceil_div(key.cols, GROUP_COLS):
+        return "more warps than groups of columns"
+    if tile.blocks * tile.warps > MANY_WARPS:
+        return "too many warps"
+    fits = tile.blocks * (tile.shared_bytes(key) + TABLE_BYTES)
+    return "" if fits <= features.most_shared_bytes else "too much shared memory"
+
+
+def few_slot_seeds(features: Features, key: TileKey) -> Iterable[FewSlotTile]:
+    """Yield tiles of few and of many teams, in large and in small blocks."""
+    groups = ceil_div(key.cols, GROUP_COLS)
+    for blocks in (1, 2, 4):
+        warps = MANY_WARPS // blocks
+        for team in (min(groups, warps), min(groups, 2)):
+            yield FewSlotTile(1, team, warps // team, blocks)
+
+
 CUDA_TILINGS = {
     **TILINGS,
     "gemv": Tiling(CudaGemvTile, gemv_refusal, gemv_seeds),
     "gemm_mma": Tiling(MmaTile, gemm_refusal, gemm_seeds),
     "gemm_few": Tiling(FewTile, few_refusal, few_seeds),
+    "gemm_slots": Tiling(FewSlotTile, few_slot_refusal, few_slot_seeds),
     "gemm_experts": Tiling(MmaTile, expert_refusal, expert_seeds),
     "gemm_floats": Tiling(MmaTile, float_refusal, float_seeds),
 }
