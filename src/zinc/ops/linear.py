@@ -20,8 +20,18 @@ from zinc.ops.step import Step
 from zinc.ops.values import ActivationFn, FloatArray, Value, Weight
 from zinc.quant.blocks import BLOCKS, GGMLType
 
+# Operands of a product with several matrices, and of a gated product.
+PARTS = (matrix("weight", repeated=True), vector("bias", repeated=True, optional=True))
+GATED = (
+    matrix("gate"),
+    matrix("up"),
+    vector("gate_bias", optional=True),
+    vector("up_bias", optional=True),
+)
 
-def _cost(node: Node) -> Cost:
+
+def product_cost(node: Node) -> Cost:
+    """Return the cost of products of rows with all matrices of a node."""
     weights = [w for w in node.inputs if isinstance(w, Weight) and not w.is_vector]
     values = [v.cols for v in node.inputs if isinstance(v, Value)]
     return Cost(
@@ -46,10 +56,9 @@ def _product(x: FloatArray, weight: FloatArray, bias: FloatArray | None) -> Floa
 
 @op(
     rows("x", weight_format=True),
-    matrix("weight", repeated=True),
-    vector("bias", repeated=True, optional=True),
+    *PARTS,
     rows("residual", repeated=True, optional=True, residual=True, in_place=True),
-    cost=_cost,
+    cost=product_cost,
     cases=_cases,
     self_test=("Q4_K-48x512-1", "Q4_K-17x512-33"),
     division=lambda node: Division(node.outputs[0].cols, whole=frozenset({"x"})),
@@ -72,28 +81,26 @@ def linear(
     return outputs
 
 
+def gated_product(case: Case, x: Value, *types: GGMLType) -> Value:
+    """Return a gated product of `x` with random matrices of the two types."""
+    products = (case.matrix(64, x.cols, type, x.cols**-0.5) for type in types)
+    gate, up = (case.graph.linear(x, weight) for weight in products)
+    return case.graph.glu(gate, up, activation=ActivationFn.SILU)
+
+
 def _glu_cases() -> Iterator[Case]:
     for type in WEIGHT_TYPES:
         case = Case(f"{BLOCKS[type].name}")
-        x = case.rows(256)
-        gate = case.graph.linear(x, case.matrix(64, 256, type, 256**-0.5))
-        up = case.graph.linear(x, case.matrix(64, 256, type, 256**-0.5))
-        yield case.returns(case.graph.glu(gate, up, activation=ActivationFn.SILU))
+        yield case.returns(gated_product(case, case.rows(256), type, type))
     for tokens in (1, 21):  # files with several formats
         case = Case(f"mixed-{tokens}", n_tokens=tokens)
-        x = case.rows(256)
-        gate = case.graph.linear(x, case.matrix(64, 256, GGMLType.Q4_K, 256**-0.5))
-        up = case.graph.linear(x, case.matrix(64, 256, GGMLType.Q6_K, 256**-0.5))
-        yield case.returns(case.graph.glu(gate, up, activation=ActivationFn.SILU))
+        yield case.returns(gated_product(case, case.rows(256), GGMLType.Q4_K, GGMLType.Q6_K))
 
 
 @op(
     rows("x", weight_format=True),
-    matrix("gate"),
-    matrix("up"),
-    vector("gate_bias", optional=True),
-    vector("up_bias", optional=True),
-    cost=_cost,
+    *GATED,
+    cost=product_cost,
     cases=_glu_cases,
     row_wise=True,
 )

@@ -11,12 +11,19 @@ from types import MappingProxyType
 
 from zinc.ops.cases import Case
 from zinc.ops.graph import Node
-from zinc.ops.linear import linear
-from zinc.ops.norm_linear import is_plain_norm, norm_linear, norm_linear_glu, products_cost
+from zinc.ops.linear import GATED, PARTS, gated_product, linear
+from zinc.ops.norm_linear import (
+    is_plain_norm,
+    joined_products,
+    norm_linear,
+    norm_linear_glu,
+    normalised_cost,
+    parts_of,
+)
 from zinc.ops.operands import matrix, rows, vector
 from zinc.ops.registry import Alternative, Attrs, op
 from zinc.ops.step import Step
-from zinc.ops.values import ActivationFn, FloatArray, Input, Value
+from zinc.ops.values import FloatArray, Input, Value
 from zinc.quant.blocks import GGMLType
 
 
@@ -30,14 +37,12 @@ def _first_operands(first: Node, norm: Node) -> tuple[Input, ...] | None:
 
 def _fused(first: Node, norm: Node, product: Node) -> Node | None:
     """Return the fused node of a linear, a norm and a linear, None if there is none."""
-    n_parts = len(product.outputs)
-    own = _first_operands(first, norm)
-    if own is None or any(product.input("residual", i) is not None for i in range(n_parts)):
+    own, parts = _first_operands(first, norm), parts_of(product)
+    if own is None or parts is None:
         return None
-    operands = (product.input(name, i) for i in range(n_parts) for name in ("weight", "bias"))
     attrs = MappingProxyType({**norm.attrs, **product.attrs})
     outputs = (*first.outputs, *product.outputs)
-    return Node("linear_norm_linear", (*own, *operands), outputs, attrs, product.label)
+    return Node("linear_norm_linear", (*own, *parts), outputs, attrs, product.label)
 
 
 def _fused_glu(first: Node, norm: Node, product: Node) -> Node | None:
@@ -69,14 +74,8 @@ def _cases() -> Iterator[Case]:
         (16, (GGMLType.Q8_0,)),
     ):
         case, made, x = _case(f"{'-'.join(x.name for x in types)}-{tokens}", tokens, types[0])
-        parts = [
-            case.graph.linear(x, case.matrix(64, 256, type, 1 / 16), case.vector(64))
-            for type in types
-        ]
-        first, *others = parts
-        for other in others:
-            first = case.graph.gate(first, other)  # an add would become a residual
-        yield case.returns(case.graph.concat_heads(first, made, n_heads=1))
+        y = joined_products(case, x, types, bias=True)
+        yield case.returns(case.graph.concat_heads(y, made, n_heads=1))
 
 
 @op(
@@ -85,9 +84,8 @@ def _cases() -> Iterator[Case]:
     vector("first_bias", optional=True),
     rows("residual", optional=True),
     vector("norm", optional=True),
-    matrix("weight", repeated=True),
-    vector("bias", repeated=True, optional=True),
-    cost=products_cost,
+    *PARTS,
+    cost=normalised_cost,
     cases=_cases,
     row_wise=True,
     optional=True,
@@ -112,8 +110,7 @@ def linear_norm_linear(
 def _glu_cases() -> Iterator[Case]:
     for tokens, type in ((6, GGMLType.Q4_K), (8, GGMLType.Q6_K), (15, GGMLType.Q8_0)):
         case, made, x = _case(f"{type.name}-{tokens}", tokens, type)
-        gate, up = (case.graph.linear(x, case.matrix(64, 256, type, 1 / 16)) for _ in range(2))
-        y = case.graph.glu(gate, up, activation=ActivationFn.SILU)
+        y = gated_product(case, x, type, type)
         yield case.returns(case.graph.concat_heads(y, made, n_heads=1))
 
 
@@ -123,11 +120,8 @@ def _glu_cases() -> Iterator[Case]:
     vector("first_bias", optional=True),
     rows("residual", optional=True),
     vector("norm", optional=True),
-    matrix("gate"),
-    matrix("up"),
-    vector("gate_bias", optional=True),
-    vector("up_bias", optional=True),
-    cost=products_cost,
+    *GATED,
+    cost=normalised_cost,
     cases=_glu_cases,
     row_wise=True,
     optional=True,

@@ -7,29 +7,26 @@ the products need not wait for a kernel that does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
 from types import MappingProxyType
 
 from zinc.ops.cases import Case
-from zinc.ops.costs import weight_bytes
 from zinc.ops.graph import Node
-from zinc.ops.linear import linear, linear_glu
+from zinc.ops.linear import GATED, PARTS, gated_product, linear, linear_glu, product_cost
 from zinc.ops.norm import rms_norm
-from zinc.ops.operands import matrix, rows, vector
+from zinc.ops.operands import rows, vector
 from zinc.ops.registry import Alternative, Attrs, Cost, op
 from zinc.ops.step import Step
-from zinc.ops.values import ActivationFn, FloatArray, Value, Weight
+from zinc.ops.values import FloatArray, Input, Value
 from zinc.quant.blocks import GGMLType
 
 
-def products_cost(node: Node) -> Cost:
+def normalised_cost(node: Node) -> Cost:
     """Return the cost of products of rows that are normalised first."""
-    weights = [w for w in node.inputs if isinstance(w, Weight) and not w.is_vector]
-    values = [v.cols for v in node.inputs if isinstance(v, Value)]
-    return Cost(
-        fixed_bytes=sum(weight_bytes(w) for w in weights),
-        row_bytes=4 * (sum(values) + sum(v.cols for v in node.outputs)),
-        row_flops=sum(2 * w.rows * w.cols for w in weights) + 4 * sum(values),
-    )
+    cost = product_cost(node)
+    norm_flops = sum(4 * v.cols for v in node.inputs if isinstance(v, Value))
+    return replace(cost, row_flops=cost.row_flops + norm_flops)
 
 
 def is_plain_norm(norm: Node) -> bool:
@@ -37,16 +34,22 @@ def is_plain_norm(norm: Node) -> bool:
     return norm.input("residual") is None and int(norm.attrs["group"]) == norm.rows("x").cols
 
 
+def parts_of(product: Node) -> tuple[Input, ...] | None:
+    """Return the matrices and biases of a linear, None if it adds a residual."""
+    parts = range(len(product.outputs))
+    if any(product.input("residual", i) is not None for i in parts):
+        return None
+    return tuple(product.input(name, i) for i in parts for name in ("weight", "bias"))
+
+
 def _fused(norm: Node, product: Node) -> Node | None:
     """Return the fused node of a norm and the linear that reads it, None if there is none."""
-    n_parts = len(product.outputs)
-    parts = range(n_parts)
-    if not is_plain_norm(norm) or any(product.input("residual", i) is not None for i in parts):
+    parts = parts_of(product)
+    if parts is None or not is_plain_norm(norm):
         return None
-    operands = (product.input(name, i) for i in parts for name in ("weight", "bias"))
-    attrs = {**norm.attrs, **product.attrs}
-    inputs = (norm.input("x"), norm.input("weight"), *operands)
-    return Node("norm_linear", inputs, product.outputs, MappingProxyType(attrs), product.label)
+    inputs = (norm.input("x"), norm.input("weight"), *parts)
+    attrs = MappingProxyType({**norm.attrs, **product.attrs})
+    return Node("norm_linear", inputs, product.outputs, attrs, product.label)
 
 
 def _fused_glu(norm: Node, product: Node) -> Node | None:
@@ -58,25 +61,30 @@ def _fused_glu(norm: Node, product: Node) -> Node | None:
     return Node("norm_linear_glu", inputs, product.outputs, attrs, product.label)
 
 
+def joined_products(
+    case: Case, x: Value, types: Sequence[GGMLType], *, bias: bool = False
+) -> Value:
+    """Return products of `x` with random matrices of these types, joined into one value."""
+    products = []
+    for type in types:
+        weight = case.matrix(64, x.cols, type, x.cols**-0.5)
+        products.append(case.graph.linear(x, weight, case.vector(64) if bias else None))
+    return reduce(case.graph.gate, products)  # an add would become a residual
+
+
 def _cases() -> Iterator[Case]:
     for name, types in (("Q4_K", (GGMLType.Q4_K,) * 3), ("mixed", (GGMLType.Q4_K, GGMLType.Q6_K))):
         case = Case(name, n_tokens=1)
         graph = case.graph
         x = graph.rms_norm(case.rows(512, scale=2.0), case.vector(512), eps=1e-5)
-        first, *others = (
-            graph.linear(x, case.matrix(64, 512, type, 512**-0.5), None) for type in types
-        )
-        for other in others:
-            first = graph.gate(first, other)  # an add would become a residual
-        yield case.returns(first)
+        yield case.returns(joined_products(case, x, types))
 
 
 @op(
     rows("x"),
     vector("norm", optional=True),
-    matrix("weight", repeated=True),
-    vector("bias", repeated=True, optional=True),
-    cost=products_cost,
+    *PARTS,
+    cost=normalised_cost,
     cases=_cases,
     row_wise=True,
     optional=True,
@@ -99,18 +107,14 @@ def _glu_cases() -> Iterator[Case]:
     case = Case("Q4_K", n_tokens=1)
     graph = case.graph
     x = graph.rms_norm(case.rows(256, scale=2.0), case.vector(256), eps=1e-5)
-    gate, up = (graph.linear(x, case.matrix(64, 256, GGMLType.Q4_K, 256**-0.5)) for _ in range(2))
-    yield case.returns(graph.glu(gate, up, activation=ActivationFn.SILU))
+    yield case.returns(gated_product(case, x, GGMLType.Q4_K, GGMLType.Q4_K))
 
 
 @op(
     rows("x"),
     vector("norm", optional=True),
-    matrix("gate"),
-    matrix("up"),
-    vector("gate_bias", optional=True),
-    vector("up_bias", optional=True),
-    cost=products_cost,
+    *GATED,
+    cost=normalised_cost,
     cases=_glu_cases,
     row_wise=True,
     optional=True,

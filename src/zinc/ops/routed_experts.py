@@ -11,17 +11,17 @@ from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 
 from zinc.ops.cases import Case
-from zinc.ops.costs import elementwise_cost, weight_bytes
+from zinc.ops.costs import elementwise_cost
 from zinc.ops.graph import Node
 from zinc.ops.heads import gate as gate_rows
-from zinc.ops.linear import linear, linear_glu
+from zinc.ops.linear import GATED, PARTS, gated_product, linear, linear_glu, product_cost
 from zinc.ops.moe import SOFTMAX, group_experts, route
 from zinc.ops.norm import rms_norm
-from zinc.ops.norm_linear import is_plain_norm
-from zinc.ops.operands import matrix, rows, vector
-from zinc.ops.registry import Alternative, Attrs, Cost, Phase, op
+from zinc.ops.norm_linear import is_plain_norm, normalised_cost, parts_of
+from zinc.ops.operands import rows, vector
+from zinc.ops.registry import Alternative, Attrs, Phase, op
 from zinc.ops.step import Step
-from zinc.ops.values import ActivationFn, FloatArray, Value, Weight
+from zinc.ops.values import ActivationFn, FloatArray
 from zinc.quant.blocks import GGMLType
 
 
@@ -30,24 +30,13 @@ def _norm_routed(norm: Node, product: Node, choice: Node, sort: Node, blocks: No
 
     blocks: the quantize node that prepares the normalised rows for the experts.
     """
-    parts = range(len(product.outputs))
-    if not is_plain_norm(norm) or any(product.input("residual", i) is not None for i in parts):
+    parts = parts_of(product)
+    if parts is None or not is_plain_norm(norm):
         return None
-    operands = (product.input(name, i) for i in parts for name in ("weight", "bias"))
-    inputs = (norm.input("x"), norm.input("weight"), choice.input("bias"), *operands)
+    inputs = (norm.input("x"), norm.input("weight"), choice.input("bias"), *parts)
     outputs = (*blocks.outputs, *product.outputs, *choice.outputs, *sort.outputs)
     attrs = {**norm.attrs, **product.attrs, **choice.attrs, **sort.attrs}
     return Node("norm_route", inputs, outputs, MappingProxyType(attrs), choice.label)
-
-
-def _norm_route_cost(node: Node) -> Cost:
-    weights = [w for w in node.inputs if isinstance(w, Weight) and not w.is_vector]
-    x, n_outputs = node.rows("x"), sum(v.cols for v in node.outputs)
-    return Cost(
-        fixed_bytes=sum(weight_bytes(w) for w in weights),
-        row_bytes=4 * (x.cols + n_outputs),
-        row_flops=sum(2 * w.rows * w.cols for w in weights) + 4 * x.cols,
-    )
 
 
 def _norm_route_cases() -> Iterator[Case]:
@@ -73,9 +62,8 @@ def _norm_route_cases() -> Iterator[Case]:
     rows("x"),
     vector("norm", optional=True),
     vector("choice_bias", optional=True),
-    matrix("weight", repeated=True),
-    vector("bias", repeated=True, optional=True),
-    cost=_norm_route_cost,
+    *PARTS,
+    cost=normalised_cost,
     cases=_norm_route_cases,
     phase=Phase.MOE,
     row_wise=True,
@@ -144,32 +132,17 @@ def _gated(product: Node, gate: Node) -> Node | None:
     return Node("linear_glu_gate", inputs, gate.outputs, product.attrs, product.label)
 
 
-def _gate_cost(node: Node) -> Cost:
-    weights = [w for w in node.inputs if isinstance(w, Weight) and not w.is_vector]
-    values = [v.cols for v in node.inputs if isinstance(v, Value)]
-    return Cost(
-        fixed_bytes=sum(weight_bytes(w) for w in weights),
-        row_bytes=4 * (sum(values) + node.outputs[0].cols),
-        row_flops=sum(2 * w.rows * w.cols for w in weights),
-    )
-
-
 def _gate_cases() -> Iterator[Case]:
     case = Case("Q4_K", n_tokens=1)
-    graph, x = case.graph, case.rows(256)
-    parts = (graph.linear(x, case.matrix(64, 256, GGMLType.Q4_K, 256**-0.5)) for _ in range(2))
-    product = graph.glu(*parts, activation=ActivationFn.SILU)
-    yield case.returns(graph.gate(product, case.rows(1)))
+    product = gated_product(case, case.rows(256), GGMLType.Q4_K, GGMLType.Q4_K)
+    yield case.returns(case.graph.gate(product, case.rows(1)))
 
 
 @op(
     rows("g"),
     rows("x", weight_format=True),
-    matrix("gate"),
-    matrix("up"),
-    vector("gate_bias", optional=True),
-    vector("up_bias", optional=True),
-    cost=_gate_cost,
+    *GATED,
+    cost=product_cost,
     cases=_gate_cases,
     row_wise=True,
     optional=True,
