@@ -14,13 +14,13 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.altup import AltUp
 from zinc.models.parts.attention import attention
 from zinc.models.parts.decoder import embed, head
-from zinc.models.parts.gemma import kv_owners
+from zinc.models.parts.gemma import TokenInputSpec, kv_owners
 from zinc.models.parts.layer import Layer, RopeTables
 from zinc.models.parts.metadata import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Metadata
 from zinc.models.parts.mlp import gated_mlp
 from zinc.models.parts.refusal import damaged
 from zinc.models.parts.rope import rope_from, sliding_rope
-from zinc.models.parts.spec import Attention, ModelSpec, vocab_size
+from zinc.models.parts.spec import Attention, vocab_size
 from zinc.models.parts.token_inputs import token_inputs, token_mlp
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
@@ -36,15 +36,13 @@ ONE_STATE = AltUp(1, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Gemma3nSpec(ModelSpec):
-    """A spec with the MLP width of each layer, and the width of the per-layer token embedding.
+class Gemma3nSpec(TokenInputSpec):
+    """A spec with sparse gates, Laurel and AltUp.
 
     cuts: for each layer, the standard deviations above the mean from which on it keeps gates; -inf
     keeps all. rank: of the path beside attention.
     """
 
-    layer_ffn: tuple[int, ...] = ()
-    token_width: int = 0
     cuts: tuple[float, ...] = ()
     rank: int = 0
     altup: AltUp = ONE_STATE

@@ -8,19 +8,18 @@ normalised without a weight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import embed, head, layers
-from zinc.models.parts.gemma import kv_owners
+from zinc.models.parts.gemma import TokenInputSpec, kv_owners
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Metadata
 from zinc.models.parts.mlp import gated_mlp
 from zinc.models.parts.moe import MAX_EXPERTS, experts_from, routed_experts
 from zinc.models.parts.refusal import damaged
 from zinc.models.parts.rope import rope_from, sliding_rope
-from zinc.models.parts.spec import Attention, Experts, ModelSpec, vocab_size
+from zinc.models.parts.spec import Attention, Experts, vocab_size
 from zinc.models.parts.token_inputs import token_inputs, token_mlp
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
@@ -28,18 +27,7 @@ from zinc.ops.moe import SOFTMAX
 from zinc.ops.values import ActivationFn, Value
 
 
-@dataclass(frozen=True, slots=True)
-class Gemma4Spec(ModelSpec):
-    """A spec with the MLP width of each layer and the width of the per-layer token embedding.
-
-    `token_width` is 0 in models without such an embedding.
-    """
-
-    layer_ffn: tuple[int, ...] = ()
-    token_width: int = 0
-
-
-def spec(file: GGUFFile) -> Gemma4Spec:
+def spec(file: GGUFFile) -> TokenInputSpec:
     m = Metadata(file, "gemma4")
     m.require("rope.freq_base")
     hidden = m.size("embedding_length", MAX_WIDTH)
@@ -49,7 +37,7 @@ def spec(file: GGUFFile) -> Gemma4Spec:
     if m.optional_size("expert_count", MAX_EXPERTS):
         m.require("expert_feed_forward_length")
         experts = experts_from(file, "gemma4", scoring=SOFTMAX, renormalise=True)
-    return Gemma4Spec(
+    return TokenInputSpec(
         arch="gemma4",
         n_layers=n_layers,
         hidden=hidden,
@@ -109,7 +97,7 @@ def attention_layers(file: GGUFFile, m: Metadata, n_layers: int) -> tuple[Attent
     return tuple(attention)
 
 
-def build(g: Graph, spec: Gemma4Spec, w: Weights) -> None:
+def build(g: Graph, spec: TokenInputSpec, w: Weights) -> None:
     if any(a.rope is not None and not a.window and a.rope.divisors is None for a in spec.attention):
         w.require("rope_freqs.weight")
     x = embed(g, spec, w)

@@ -1,13 +1,25 @@
-"""Parts of the Gemma family: the score scale of Gemma 2 and 3, the shared KV of 3n and 4."""
+"""Parts of the Gemma family: score scale of Gemma 2 and 3; spec and shared KV of 3n and 4."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.metadata import Metadata
 from zinc.models.parts.refusal import damaged
 from zinc.models.parts.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInputSpec(ModelSpec):
+    """A spec with the MLP width of each layer and the width of the per-layer token embedding.
+
+    `token_width` is 0 in models without such an embedding.
+    """
+
+    layer_ffn: tuple[int, ...] = ()
+    token_width: int = 0
 
 
 def query_scale(m: Metadata, spec: ModelSpec, layers_of_largest: int) -> float:
