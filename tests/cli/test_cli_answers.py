@@ -248,7 +248,8 @@ def test_perplexity_is_that_of_the_logits(zinc, backend, llm, tmp_path):
     assert found["tokens"] == len(ids) // 32 * 32
     assert found["perplexity"] == pytest.approx(np.exp(np.mean(nll)), rel=1e-5)
 
-    text = zinc("perplexity", llm.path, path, "--window", "32", "--backend", backend).out
+    model = ("-m", llm.path)
+    text = zinc("perplexity", path, *model, "--window", "32", "--backend", backend).out
     assert text.startswith(f"perplexity {found['perplexity']:.4f} over {found['tokens']} tokens")
 
 
@@ -262,6 +263,7 @@ def test_perplexity_refuses_a_text_that_is_too_short(zinc, backend, llm, tmp_pat
     assert result.status == 1
     assert result.err.endswith("made for 1 to 4,096. Choose a smaller --window.\n")
     assert zinc("perplexity", llm.path, path, "--window", "1").status == 2
+    assert "give one MODEL" in zinc("perplexity", "-m", llm.path, llm.path, path).err
 
 
 # -- chat from a pipe ---------------------------------------------------------------------------

@@ -14,8 +14,13 @@ from zinc.cli import text, usage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a .gguf file")
-    parser.add_argument("file", metavar="FILE", help="UTF-8 text; - reads stdin")
+    parser.add_argument(
+        "words",
+        metavar="MODEL FILE",
+        nargs="+",
+        help="a model: file, short name or repository; and UTF-8 text: - reads stdin",
+    )
+    parser.add_argument("-m", "--model", metavar="MODEL", help="the model, before FILE alone")
     parser.add_argument(
         "--window",
         type=usage.at_least_two,
@@ -30,8 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_json(parser)
 
 
+def _model_and_file(args: argparse.Namespace) -> tuple[str, str]:
+    """Return the two arguments, of which -m may give the model. Raises UsageError."""
+    found = ([] if args.model is None else [args.model]) + args.words
+    if len(found) != 2:
+        raise usage.UsageError("give one MODEL, as an argument or with -m, and one FILE")
+    return found[0], found[1]
+
+
 def run(args: argparse.Namespace) -> int:
-    content = text.read_file(args.file)
+    args.model, file = _model_and_file(args)
+    content = text.read_file(file)
 
     from zinc.cli import loading
     from zinc.core.progress import ProgressBar
@@ -47,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         n_tokens = len(ids) // args.window * args.window
         report = {
             "model": str(llm.path),
-            "file": args.file,
+            "file": file,
             "tokens": n_tokens,
             "window": args.window,
             "backend": llm.backend.name,
