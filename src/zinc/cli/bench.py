@@ -65,9 +65,12 @@ def run(args: argparse.Namespace) -> int:
         raise usage.UsageError("--speculate draft and --draft MODEL go together")
 
     from zinc.cli import roofline
+    from zinc.engine.load import bandwidth
 
     with _load(args) as model:
         limits = roofline.measure_visibly(model.backend)
+        if limits is not None:
+            bandwidth.store(model.backend, limits)
         bench = Bench(model)
         with ProgressBar("measuring", delay_s=0) as progress:
             prefill_s, decode_s = bench.measure(

@@ -1,7 +1,7 @@
 """Read bandwidth of this machine's devices, which limits decode.
 
 It is measured once for each device and kept in the cache folder, with the processor, the device,
-its driver or threads, and the date. `zinc check` measures it again.
+its driver or threads, and the date. `zinc check` and `zinc bench` measure it again.
 """
 
 from __future__ import annotations
