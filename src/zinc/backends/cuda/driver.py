@@ -17,7 +17,7 @@ from zinc.gpu.selection import select
 OLDEST_CAPABILITY = (8, 0)  # compute capability with int8 dot products, cp.async and bfloat16
 # pyproject.toml allows NVRTC 13, whose code needs a driver of the same or a later major version.
 OLDEST_DRIVER = 13000  # CUDA 13.0, as cuDriverGetVersion counts
-PACKAGES_HINT = install_command(CUDA)
+PACKAGES_HINT = f"install it with: {install_command(CUDA)}"
 
 
 @dataclass(frozen=True, slots=True)
