@@ -74,6 +74,11 @@ def command(*calls):
     return "<|START_ACTION|>[\n" + ",\n".join(rows) + "\n]<|END_ACTION|>"
 
 
+def command_r(*calls):
+    rows = [{"tool_name": name, "parameters": values} for name, values in calls]
+    return f"Action:\n```json\n{json.dumps(rows, indent=4)}```\n"
+
+
 CASES = {
     "hermes text": Case("hermes", "Hello, wörld 🌍!\n\nBye.\n", "Hello, wörld 🌍!\n\nBye.\n"),
     "hermes think": Case(
@@ -246,6 +251,24 @@ CASES = {
         command(("get_weather", {"city": HARD})),
         calls=[("get_weather", {"city": HARD})],
     ),
+    "command-r all": Case(
+        "command-r",
+        "I look it up.\n" + command_r(WEATHER, SUM),
+        "I look it up.",
+        "",
+        [WEATHER, SUM],
+    ),
+    "command-r one line": Case(
+        "command-r",
+        'Action: ```json [{"tool_name": "now", "parameters": {}}]\n```',
+        calls=[("now", {})],
+    ),
+    "command-r hard text": Case(
+        "command-r",
+        command_r(("get_weather", {"city": HARD + "```"})),
+        calls=[("get_weather", {"city": HARD + "```"})],
+    ),
+    "command-r text": Case("command-r", "Action: none is needed.", "Action: none is needed."),
     "minicpm all": Case(
         "minicpm",
         "<think>Hm.</think>\nSure.\n" + minicpm("get_weather", city="Oslo", days=3),
@@ -599,6 +622,11 @@ def test_events_in_order():
             '<|START_ACTION|>[{"tool_name": "get_weather", "parameters": {"city": "Os',
             'lo"}}]',
         ),
+        (
+            "command-r",
+            'Action: ```json\n[{"tool_name": "get_weather", "parameters": {"city": "Os',
+            'lo"}}]```',
+        ),
         ("gemma3", "[get_weather(city='Os", "lo')]"),
         ("gemma4", f"<|tool_call>call:get_weather{{city:{Q}Os", f"lo{Q}}}"),
         ("harmony", '<|channel|>commentary to=functions.get_weather<|message|>{"city": "Os', "lo"),
@@ -654,6 +682,10 @@ def test_text_is_passed_on_unless_it_may_be_a_marker():
         ("hy3", "<tool_calls:opensource>"),
         ("hy3", hy3(("unknown", {}))),
         ("command", "<|START_ACTION|>[]"),
+        ("command-r", "Action:"),
+        ("command-r", "Action: ```json\n[]```"),
+        ("command-r", "Action: ```python\nnow()```"),
+        ("command-r", command_r(("directly-answer", {})).strip()),
         ("lfm2", "<|tool_call_start|>[]"),
         ("lfm2", "<|tool_call_start|>[unknown()]<|tool_call_end|>"),
         ("minicpm", '<function name="unknown"></function>'),

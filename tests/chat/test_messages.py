@@ -276,6 +276,7 @@ def test_every_format_with_calls_has_a_syntax_or_its_own_template():
         ('<think><function name="f"><param name="p">', "minicpm"),
         ("<|im_start|>system List of tools: <|tool_list_start|>[", "lfm2"),
         ("<|im_start|>system List of tools: [ <think>", "lfm2"),
+        ("<|START_OF_TURN_TOKEN|>Write 'Action:' [{\"tool_name\": title}]", "command-r"),
         ("'<tool_calls{}>'.format(':opensource') '<arg_key{}>'", "hy3"),
         ("<|start_of_role|>respond with <|tool_call|>", "granite"),
         ("<seed:think><seed:tool_call><function=f><parameter=p>", "seed"),

@@ -61,6 +61,10 @@ CALLS: dict[str, tuple[str, str | None]] = {
         '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_time", '
         '"parameters": {"city": "Rome"}}\n]<|END_ACTION|>', None,
     ),
+    "command-r": (
+        'Action:\n```json\n[\n    {\n        "tool_name": "get_time",\n'
+        '        "parameters": {"city": "Rome"}\n    }\n]```', None,
+    ),
     "minicpm": ('<function name="get_time"><param name="city">Rome</param></function>', ""),
     "lfm2": (
         '<|tool_call_start|>[{"name": "get_time", "arguments": {"city": "Rome"}}]'
@@ -89,7 +93,14 @@ FORCED = sorted(CALLS)
 
 def with_markers(name: str) -> Tokenizer:
     """Return a vocabulary of bytes in which the markers of a format are control tokens."""
-    text = ("```", "<function", "</function", "<parameter", "</parameter")  # in all vocabularies
+    text = (
+        "```",
+        "Action:",
+        "<function",
+        "</function",
+        "<parameter",
+        "</parameter",
+    )  # in all vocabularies
     markers = [m for m in BY_NAME[name].markers if not m.startswith(text)]
     extra = [("<end>", TokenKind.CONTROL), *((m, TokenKind.CONTROL) for m in markers)]
     return Tokenizer.from_metadata(byte_level(*extra, eos_token_id=256))
@@ -145,6 +156,10 @@ def test_a_call_is_allowed_and_nothing_else(tokenizer_of, name):
 
 
 SEVERAL = {
+    "command-r": "Action:\n```json\n[\n" + ",\n".join(
+        f'    {{\n        "tool_name": "{n}",\n        "parameters": {{"city": "Rome"}}\n    }}'
+        for n in ("get_time", "get_weather")
+    ) + "\n]```",
     "lfm2": '<|tool_call_start|>[{"name": "get_time", "arguments": {"city": "Rome"}}, '
     '{"name": "get_weather", "arguments": {"city": "Rome"}}]<|tool_call_end|>',
     "command": "<|START_ACTION|>[\n    " + ",\n    ".join(

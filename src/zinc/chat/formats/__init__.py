@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from zinc.chat.format import ChatFormat
 from zinc.chat.formats.command import COMMAND
+from zinc.chat.formats.command_r import COMMAND_R
 from zinc.chat.formats.deepseek import DEEPSEEK, DEEPSEEK_V31
 from zinc.chat.formats.gemma3 import GEMMA3
 from zinc.chat.formats.gemma4 import GEMMA4
@@ -35,6 +36,7 @@ _DETECT: tuple[tuple[ChatFormat, tuple[str, ...]], ...] = (
     (DEEPSEEK_V31, ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>")),
     (MISTRAL, ("[TOOL_CALLS]",)),
     (COMMAND, ("<|START_ACTION|>", '"tool_name"')),
+    (COMMAND_R, ("<|START_OF_TURN_TOKEN|>", "Action:", '"tool_name"')),
     (HY3, ("<tool_calls{}>", "<arg_key{}>", ":opensource")),
     (GLM, ("<tool_call>", "<arg_key>")),
     (SEED, ("<seed:tool_call>", "<function=", "<parameter=")),

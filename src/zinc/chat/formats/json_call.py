@@ -53,11 +53,14 @@ def read_json_call(reader: Reader, output: Output, known: bool = False) -> Steps
         _whole(output, name, "{}")
 
 
-def read_json_calls(reader: Reader, output: Output) -> Steps[None]:
-    """Read a list of calls as JSON objects, and end each call."""
+def read_json_calls(reader: Reader, output: Output, known: bool = False) -> Steps[None]:
+    """Read a list of calls as JSON objects, and end each call.
+
+    known: the names must be those of tools of the request. Raises MalformedError.
+    """
     yield from reader.expect("[")
     while True:
-        yield from read_json_call(reader, output)
+        yield from read_json_call(reader, output, known)
         ended = yield from reader.match_after_space("]")
         output.end()
         if ended:

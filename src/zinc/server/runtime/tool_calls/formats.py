@@ -122,6 +122,17 @@ def _command(marks: Marks) -> CallFormat:
     return CallFormat(write, literal(",\n    "), before, after)
 
 
+def _command_r(marks: Marks) -> CallFormat:
+    """Return the format of Command R: a list of calls in a code fence."""
+
+    def write(call: Call, marks: Marks) -> list[str]:
+        head = f'    {{\n        "tool_name": {json.dumps(call.name)},\n        "parameters": '
+        return [call.rule(literal(head), "args", literal("\n    }")), *call.arguments]
+
+    before = " ".join((marks("Action:"), literal("\n```json\n[\n")))
+    return CallFormat(write, literal(",\n"), before, literal("\n]```"))
+
+
 def _deepseek(fenced: bool) -> Callable[[Marks], CallFormat]:
     """Return DeepSeek's format. fenced: arguments are in a code fence (V3 and R1, not V3.1)."""
 
@@ -273,6 +284,7 @@ CALL_FORMATS: Mapping[str, Callable[[Marks], CallFormat]] = {
     "hy3": _hy3,
     "lfm2": _lfm2,
     "command": _command,
+    "command-r": _command_r,
     "glm": _plainly(_glm, literal("\n")),
     "llama": lambda marks: CallFormat(_json("parameters"), json_member="parameters"),
     "gemma3": lambda marks: CallFormat(_json("parameters"), json_member="parameters"),
