@@ -144,7 +144,7 @@ void micro(const Panel* panels, int n_blocks, int offset, StridedRows x, const Q
     Sums<kTiles, kRows> acc;
     acc.load(out, first == 0);
     for (int b = 0; b < n_blocks; ++b) {
-        unroll<kSubs>([&](auto sub) {
+        unroll<kSubs>([&](auto sub) __attribute__((always_inline)) {
             I32x16 dot[kTiles][kRows];
             repeat<kRows>([&](int t) {
                 const I32x16 start = I32x16::set1(offset_part<kSub>(offset, tail[t] + row.sum + b * 4, sub));
@@ -178,6 +178,25 @@ template <class Dot, int kSub, bool kMins>
     });
 }
 
+// Contributions of the offset to the dot products of sixteen blocks of a row, by sub-block. They are computed
+// together for some rows at once, whose scalar arithmetic would take longer than the products.
+template <int kSubs>
+struct OffsetParts {
+    alignas(64) int32_t v[kSubs][16];
+
+    // `sums` are those from a multiple of sixteen blocks on. The padding of the row completes the last ones.
+    void set(int offset, const std::byte* sums) {
+        const I16x32 pairs = I16x32::load(sums);
+        if constexpr (kSubs == 1) {
+            const uint32_t factor = static_cast<uint16_t>(-offset);
+            dot2(I32x16::zero(), pairs, static_cast<int32_t>(factor | factor << 16)).store(v[0]);
+        } else {
+            (pairs.even() * I32x16::set1(-offset)).store(v[0]);
+            (pairs.odd() * I32x16::set1(-offset)).store(v[1]);
+        }
+    }
+};
+
 // Multiplies a few rows with one tile. Each block is unpacked in registers and never stored.
 template <class F, int kRows>
 [[gnu::noinline]] void few(const std::byte* tile, NextTile next, int64_t cols, StridedRows x, float* out) {
@@ -191,12 +210,18 @@ template <class F, int kRows>
     repeat<kRows>([&](int t) { q[t] = reinterpret_cast<const int8_t*>(x[t]); });
     F32x16 acc[kRows];
     repeat<kRows>([&](int t) { acc[t] = F32x16::zero(); });
+    constexpr bool kTogether = kRows > 3;
+    OffsetParts<T::kSubs> offsets[kTogether ? kRows : 1];
     for (int64_t b = 0; b < tiles.blocks; ++b, chunk += T::Chunk::kBytes) {
         ahead.step();
+        if (kTogether && b % 16 == 0)
+            repeat<kRows>([&](int t) { offsets[t].set(F::kOffset, x[t] + row.sum + b * 4); });
         unroll<T::kSubs>([&](auto sub) __attribute__((always_inline)) {
             I32x16 dot[1][kRows];
             repeat<kRows>([&](int t) {
-                dot[0][t] = I32x16::set1(offset_part<T::kSub>(F::kOffset, x[t] + row.sum + b * 4, sub));
+                const std::byte* sums = x[t] + row.sum + b * 4;
+                dot[0][t] = I32x16::set1(kTogether ? offsets[t].v[sub][b % 16]
+                                                   : offset_part<T::kSub>(F::kOffset, sums, sub));
             });
             const auto weights = [&](int, auto g) { return T::template get<sub * kGroups + g>(chunk); };
             dots<typename T::Dot, kGroups>(weights, q, b * 32 + sub * T::kSub, dot);

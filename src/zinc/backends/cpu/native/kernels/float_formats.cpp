@@ -92,7 +92,7 @@ void few(const TileMatmul& a, int first) {
 
 template <class F>
 void matmul(const TileMatmul& a) {
-    if (is_few(a.n)) {
+    if (a.n <= 2 * kFewRows) {
         for_few(a.n,
                 [&]<int kRows>(int t) { a.n_tiles == 2 ? few<F, 2, kRows>(a, t) : few<F, 1, kRows>(a, t); });
         return;

@@ -156,10 +156,6 @@ inline int register_blocks(const TileMatmul& a) {
     return row_blocks * ((a.n_tiles + kTileBlock - 1) / kTileBlock);
 }
 
-// Whether n rows take the path for few rows. Two passes over a tile, which the first pass brings into the
-// cache, are still faster than a panel.
-inline bool is_few(int n) { return n <= 2 * kFewRows; }
-
 // Divides few rows into one or two groups and calls few.operator()<rows>(first row) for each.
 template <class Few>
 [[gnu::always_inline]] inline void for_few(int n, Few&& few) {
@@ -174,10 +170,11 @@ template <class Few>
 }
 
 // Computes the product if its rows are few, one tile after the other, by calls of few.operator()<rows>(tile,
-// next tile, x, out). Returns false if there are too many rows.
-template <class Few>
+// next tile, x, out). Returns false if there are more than kMost rows. Two passes over a tile, which the
+// first pass brings into the cache, are mostly faster than a panel.
+template <int kMost = 2 * kFewRows, class Few>
 [[gnu::always_inline]] inline bool multiply_few(const TileMatmul& a, int64_t tile_bytes, Few&& few) {
-    if (!is_few(a.n)) return false;
+    if (a.n > kMost) return false;
     for (int r = 0; r < a.n_tiles; ++r)
         for_few(a.n, [&]<int kRows>(int t) {
             few.template operator()<kRows>(a.tile[r], next_tile(a, r, tile_bytes), a.x + t,

@@ -160,10 +160,12 @@ template <int kRows>
 
 inline void matmul(const TileMatmul& a) {
     const HalfBlocks blocks(a.cols);
-    if (multiply_few(a, blocks.bytes,
-                     [&]<int kRows>(const std::byte* tile, NextTile next, StridedRows x, float* out) {
-                         few<kRows>(tile, next, a.cols, x, out);
-                     }))
+    // A second pass would convert the weights again. Where passes are short, it is still faster than a panel.
+    constexpr int kMost = kFewRows < 8 ? 2 * kFewRows : kFewRows;
+    if (multiply_few<kMost>(a, blocks.bytes,
+                            [&]<int kRows>(const std::byte* tile, NextTile next, StridedRows x, float* out) {
+                                few<kRows>(tile, next, a.cols, x, out);
+                            }))
         return;
     constexpr int kBlocks = kPanel / kBlock;
     const int64_t scales = Q15Row(a.cols).d;
