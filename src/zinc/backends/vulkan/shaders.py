@@ -46,6 +46,7 @@ OPTIONS = (
     *("-entry", "main", "-stage", "compute", "-matrix-layout-row-major"),
 )
 COMPILE_TIMEOUT_S = 120.0
+INSTALL_SLANG = "pip install --no-deps slangtorch==1.3.22"
 
 
 def source(name: str) -> str:
@@ -159,9 +160,9 @@ def _compile(shader: KernelVariant) -> bytes:
     program = compiler()
     if program is None:
         raise DeviceError(
-            "the Vulkan backend has no compiled kernels",
-            f"there is no Slang compiler to make {shader.name} with",
-            "install one: pip install --no-deps slangtorch, or put slangc on the PATH",
+            f"the Vulkan kernel {shader.name} is not compiled yet",
+            "no Slang compiler was found",
+            f"install one: {INSTALL_SLANG}, or put slangc on the PATH",
         )
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "kernel.spv"
@@ -176,7 +177,7 @@ def _compile(shader: KernelVariant) -> bytes:
             raise DeviceError(
                 f"the kernel {shader.name} ({defines}) does not compile",
                 f"{program} says: {_first_error(report)}",
-                "use Slang 2026.14, which pip install --no-deps slangtorch has",
+                f"use Slang 2026.14: {INSTALL_SLANG}",
             )
         return out.read_bytes()
 
