@@ -21,7 +21,9 @@ def test_one_version_of_the_slang_compiler():
         "Dockerfile",
         "dev/wheels",
         ".github/workflows/wheels.yml",
+        "docs/apple.md",
         "docs/install.md",
+        "src/zinc/backends/vulkan/shaders.py",
     )
     versions = found(r"slangtorch==([\d.]+)", *files)
     assert all(versions.values()), versions
