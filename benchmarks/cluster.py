@@ -6,10 +6,10 @@
 `hits` runs conversations whose turns are interleaved at random, on one server and on clusters with
 each router; all have the same memory for the prefix cache together. The replicas of `random+memory`
 and `random+folder` share prefixes. The texts must be equal. `lost` kills a replica again and again
-under load, and `update` replaces all replicas under load. Requests must end with the whole answer
-or, when replicas are killed, with an error that can be retried. `expected` calculates the hit rates
-of one server and of random routing for the conversations of `hits`, and needs no Ray. The last line
-of output is one JSON object. Exit status 1 if a text differs or a request hangs.
+under load, and `update` replaces all replicas and the front under load. Requests must end with the
+whole answer or, when replicas are killed, with an error that can be retried. `expected` calculates
+the hit rates of one server and of random routing for the conversations of `hits`, and needs no Ray.
+The last line of output is one JSON object. Exit status 1 if a text differs or a request hangs.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ PATIENCE_S = 180.0
 START_S = 120.0
 SEEDS = 3  # of calculated hit rates
 PROCESSES = {  # by their titles
-    "proxy": "ray::ProxyActor",
-    "front": "ray::ServeReplica:zinc:front",
+    "front": "ray::FrontActor",
     "replicas": "ray::ServeReplica:zinc-",
 }
 
@@ -352,13 +351,14 @@ def lost(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def update(args: argparse.Namespace) -> dict[str, Any]:
-    """Replace all replicas under load; return the outcomes of the requests."""
+    """Replace all replicas and the front under load; return the outcomes of the requests."""
     cluster(args)
     try:
         with Load(args.workers) as load:
             time.sleep(args.pause)
             started = time.perf_counter()
-            cluster(args, "--ttl", "100000")  # replicas with other options
+            # Other options, the first of replicas and the second of the front.
+            cluster(args, "--ttl", "100000", "--max-connections", "9000")
             seconds = time.perf_counter() - started
             time.sleep(args.pause)
         return {"update_seconds": seconds, **load.outcomes, "errors": load.errors[:5]}

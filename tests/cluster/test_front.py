@@ -18,6 +18,7 @@ from zinc.cluster.messages import Forwarded, Part
 from zinc.cluster.replica import Replica
 from zinc.server.config import ModelSource, ServerConfig
 
+PATIENCE_S = 20.0
 CHAT = {"messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 0}
 
 
@@ -184,21 +185,28 @@ async def _a_request_of_a_lost_replica_is_repeated(front: Front, local: Local, t
 
 
 class Scripted:
-    """Replicas that answer with prepared parts; an exception is raised."""
+    """Replicas that answer with prepared parts; an exception is raised, and None never ends.
+
+    n_calls, n_ended: answers that began and ended. n_steps: parts that were taken.
+    """
 
     def __init__(self, *steps: Part | Exception | None) -> None:
         self.steps = steps
-        self.n_calls = 0
+        self.n_calls = self.n_steps = self.n_ended = 0
 
     async def answer(self, request: Forwarded) -> AsyncGenerator[Part]:
         self.n_calls += 1
-        for step in self.steps:
-            if step is None:
-                await asyncio.Event().wait()
-            elif isinstance(step, Exception):
-                raise step
-            else:
-                yield step
+        try:
+            for step in self.steps:
+                if step is None:
+                    await asyncio.Event().wait()
+                elif isinstance(step, Exception):
+                    raise step
+                else:
+                    yield step
+                    self.n_steps += 1
+        finally:
+            self.n_ended += 1
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/metrics", "/models/load"])
@@ -225,6 +233,67 @@ def test_a_request_that_no_replica_begins_ends():
     )
     assert (reply.status, replicas.n_calls) == (503, 1)
     assert reply.json["error"]["code"] == "no_replica"
+
+
+def test_a_client_that_goes_ends_the_answer_of_the_replica():
+    replicas = Scripted(Part("r0", 0.0), None)
+
+    async def run() -> Reply:
+        gone = asyncio.Event()
+        ask = asyncio.create_task(
+            call(Front({MODEL: replicas}, 1 << 20), "POST", "/completion", CHAT, gone)
+        )
+        while not replicas.n_calls:
+            await asyncio.sleep(0)
+        assert replicas.n_ended == 0
+        gone.set()
+        return await asyncio.wait_for(ask, PATIENCE_S)
+
+    assert asyncio.run(run()).messages == []
+    assert replicas.n_ended == 1
+
+
+def test_an_answer_is_complete_before_its_replica_ends():
+    """Servers report the end of an answer like a client that goes."""
+    start = {"type": "http.response.start", "status": 200, "headers": []}
+    whole = Part("r0", 0.0, (start, {"type": "http.response.body", "body": b"all"}))
+    replicas = Scripted(whole, whole)
+
+    async def run() -> None:
+        front, ended = Front({MODEL: replicas}, 1 << 20), asyncio.Event()
+        body = [{"type": "http.request", "body": b"", "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if body:
+                return body.pop()
+            await ended.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                ended.set()
+                await asyncio.sleep(0.01)
+
+        scope = {"type": "http", "method": "POST", "path": "/completion", "headers": []}
+        await front({**scope, "query_string": b""}, receive, send)
+
+    asyncio.run(run())
+    assert (replicas.n_steps, replicas.n_ended) == (2, 1)
+
+
+def test_a_body_that_is_late_is_refused(monkeypatch):
+    monkeypatch.setattr("zinc.cluster.front.BODY_TIMEOUT_S", 0.01)
+    statuses: list[int] = []
+
+    async def run() -> None:
+        async def send(message: Any) -> None:
+            statuses.append(message.get("status", 0))
+
+        scope = {"type": "http", "method": "POST", "path": "/completion", "headers": []}
+        await Front({MODEL: Scripted()}, 100)(scope, asyncio.Event().wait, send)
+
+    asyncio.run(run())
+    assert statuses[0] == 408
 
 
 def test_a_body_that_is_too_large_is_refused():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -112,8 +113,12 @@ def test_a_cluster_starts_answers_and_stops(cluster: Cluster, tmp_path):
     assert "a replica cannot start" in missing.stderr
     assert "missing.gguf" in missing.stderr
     assert missing.stderr.count("\n") == 1
+    with socket.create_server(("127.0.0.1", PORT)):
+        taken = cluster("up", "--port", str(PORT))
+    assert taken.returncode == 1
+    assert f"cannot serve on 127.0.0.1, port {PORT}: Address already in use" in taken.stderr
     options = ["--replicas", "2", "--port", str(PORT), "--backend", of_embedded_model()]
-    done = cluster("up", *options)
+    done = cluster("up", *options, "--fronts", "2")
     assert done.returncode == 0, done.stderr
     status = json.loads(cluster("status", "--json").stdout)
     assert status["state"] == "RUNNING"

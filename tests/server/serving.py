@@ -178,7 +178,7 @@ def running(wait: bool = True, **settings: Any) -> Iterator[Running]:
     ready = threading.Event()
     failure: list[BaseException] = []
     holder: dict[str, Any] = {}
-    listener = bind(config)
+    listener = bind(config.host, config.port)
 
     def run() -> None:
         async def main() -> None:

@@ -96,7 +96,7 @@ def test_docs_list_the_limits_of_the_code():
         f"counted | {prompts.MAX_COUNTED_TOKENS} |",
         f"{bpe._LONGEST_RUN}; {spm._LONGEST_RUN} with SentencePiece",
         f"| {connection.PATIENCE_S:g} s |",
-        f"| {body._BODY_TIMEOUT_S:g} s |",
+        f"| {body.BODY_TIMEOUT_S:g} s |",
         f"{fields.MAX_ANSWERS} answers",
         f"completion | {completions.MAX_PROMPTS} |",
         f"request | {embeddings.MAX_INPUTS} |",

@@ -2,7 +2,7 @@
 
 Each model is an application of its own, so that Serve replaces its replicas without touching those
 of others. The front is the only one with an address. `config_file` names these functions in config
-files, and `control` calls them for `zinc cluster up`.
+files. `control` calls them for `zinc cluster up`, except for the front (see `fronts`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import ray
 from ray import serve
@@ -25,9 +24,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import zinc
 from zinc.cluster.applications import (
@@ -38,7 +36,8 @@ from zinc.cluster.applications import (
     ApplicationConfig,
     application_name,
 )
-from zinc.cluster.front import Front, ReplicaLostError
+from zinc.cluster.front import Front
+from zinc.cluster.handles import ServeReplicas, deployment_handle
 from zinc.cluster.messages import Forwarded, Part
 from zinc.cluster.options import ClusterOptions
 from zinc.cluster.replica import Replica
@@ -118,7 +117,7 @@ class _DirectoryCalls:
     """Calls of the directory that a deployment keeps; any thread may call."""
 
     def __init__(self) -> None:
-        self._deployment = _handle(DIRECTORY_APPLICATION, DIRECTORY)
+        self._deployment = deployment_handle(DIRECTORY_APPLICATION, DIRECTORY)
         self._actor: ActorHandle | None = None
 
     def __call__(self, method: str, *args: object) -> Any:
@@ -171,57 +170,37 @@ def _ray_errors() -> Iterator[None]:
 
 
 class FrontDeployment:
-    """The front as a Serve deployment."""
+    """The front as a Serve deployment, behind Serve's HTTP proxies: that of config files."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._front = Front({}, settings["max_body"], settings["separates_keys"])
-        self._replicas: dict[str, _ServeReplicas] = {}
+        self._replicas: dict[str, ServeReplicas] = {}
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application that Serve runs."""
-        return self._front
+        return _without_request_id(self._front)
 
     async def reconfigure(self, config: Mapping[str, Any]) -> None:
         """Forward requests to the models `config["models"]` from now on."""
         for name in config["models"]:
             if name not in self._replicas:
-                self._replicas[name] = _ServeReplicas(_handle(application_name(name), ENGINE))
+                self._replicas[name] = ServeReplicas(application_name(name), ENGINE)
         self._front.models = {name: self._replicas[name] for name in config["models"]}
 
 
-class _ServeReplicas:
-    """The replicas behind a handle."""
+def _without_request_id(application: ASGIApp) -> ASGIApp:
+    """Return the application without the header X-Request-Id, since Serve sets one of its own."""
 
-    def __init__(self, handle: DeploymentHandle) -> None:
-        # In this event loop, and over gRPC instead of Ray's object store: short answers take less.
-        handle._init(_run_router_in_separate_loop=False)
-        self._handle = handle.options(
-            stream=True,
-            method_name="answer",
-            _by_reference=False,
-            request_serialization="pickle",
-            response_serialization="pickle",
-        )
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_rest(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [each for each in message["headers"] if each[0] != b"x-request-id"]
+                message = {**message, "headers": headers}
+            await send(message)
 
-    async def answer(self, request: Forwarded) -> AsyncGenerator[Part]:
-        """Yield the parts of the answer of a replica. Raises ReplicaLostError."""
-        response = self._handle.remote(request)
-        is_done = False
-        try:
-            async for part in response:
-                yield part
-            is_done = True
-        except (RayError, RayServeException, grpc.RpcError) as error:
-            is_done = True
-            raise ReplicaLostError from error
-        finally:
-            if not is_done:
-                response.cancel()
+        await application(scope, receive, send_rest)
 
-
-def _handle(application: str, deployment: str) -> DeploymentHandle:
-    """Return a handle, also of a deployment that does not exist yet."""
-    return serve.get_deployment_handle(deployment, application, _check_exists=False)
+    return run
 
 
 def front(settings: Mapping[str, Any]) -> Any:
@@ -255,7 +234,7 @@ def target(config: ApplicationConfig) -> serve.RunTarget:
     """
     text = json.dumps([zinc.__version__, config.args], sort_keys=True)
     version = hashlib.sha256(text.encode()).hexdigest()
-    makers = {"front": _front, "model": _engine, "directory": _directory}
+    makers = {"model": _engine, "directory": _directory}
     deployment = makers[config.builder](config.args).options(**config.settings)
     # Without a version of its own, Serve replaces all replicas whenever it is called.
     bound = deployment.options(version=version, _internal=True).bind(config.args)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import re
 import socket
-import urllib.error
-import urllib.request
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.config import HTTPOptions
+from ray.serve.config import ProxyLocation
 from ray.serve.schema import ApplicationStatus
 
 from zinc.cli.text import size
+from zinc.cluster import fronts
 from zinc.cluster.app import target
 from zinc.cluster.applications import (
     FRONT_APPLICATION,
@@ -29,7 +28,7 @@ from zinc.cluster.applications import (
 from zinc.cluster.options import ClusterOptions
 from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, ZincError
 
-_ANSWER_S, _CONNECT_S = 30.0, 5.0
+_CONNECT_S = 5.0
 _LINE = re.compile(r"ReplicaStartError: (.+)")
 
 
@@ -99,50 +98,61 @@ def up(options: ClusterOptions, host: str, port: int) -> None:
     *needed, front = applications(options)
     _check_room(options.by_model())
     running = serve.status().applications
-    serve.start(http_options=HTTPOptions(host=host, port=port))
-    _remove(running, front, {each.name for each in needed})
-    try:
-        serve.run_many([target(each) for each in needed])
-        serve.run_many([target(front)])
-    except RuntimeError:
-        error = _failure([*needed, front])
-        if not running:
-            serve.shutdown()  # or its address would stay that of the next cluster
-        raise error from None
-    _check_address(host, port)
-
-
-def _remove(running: Iterable[str], front: ApplicationConfig, needed: Collection[str]) -> None:
-    """Stop running models that are not `needed`, so that others have their resources.
-
-    The front forgets them first, unless it would have no model left.
-    """
-    ours = [name for name in running if is_of_cluster(name) and name != FRONT_APPLICATION]
-    gone = [name for name in ours if name not in needed]
-    kept = [m for m in front.settings["user_config"]["models"] if application_name(m) in ours]
-    if gone and kept:
-        settings = {**front.settings, "user_config": {"models": kept}}
-        serve.run_many([target(replace(front, settings=settings))])
+    if FRONT_APPLICATION in running:
+        raise RequestError(
+            "the cluster that runs on this Ray has a config file",
+            "it was started with `serve deploy`",
+            "update it with `serve deploy`, or stop it first with `zinc cluster down`",
+        )
+    names = list(options.by_model())
+    settings = {**front.args, "host": host, "port": port, "drain_s": options.drain_s}
+    settings["max_connections"] = options.max_connections
+    is_new = not any(map(is_of_cluster, running))
+    if is_new:
+        fronts.stop()  # those of a Serve that was shut down
+    serve.start(proxy_location=ProxyLocation.Disabled)
+    gone = _gone(running, {each.name for each in needed})
+    kept = [name for name in names if application_name(name) in running]
+    if gone and kept:  # no request should wait for a model that is gone
+        fronts.update({**settings, "models": kept}, options.fronts)
     for name in gone:
         serve.delete(name)
+    try:
+        if is_new:  # an address that cannot be used is an error before models are loaded
+            fronts.update({**settings, "models": names}, options.fronts)
+        serve.run_many([target(each) for each in needed])
+        fronts.update({**settings, "models": names}, options.fronts)
+    except (RuntimeError, ZincError) as error:
+        failure = error if isinstance(error, ZincError) else _failure(needed)
+        if is_new:
+            _stop()
+        raise failure from None
+
+
+def _gone(running: Iterable[str], needed: Collection[str]) -> list[str]:
+    """Return the applications of models that run and are not `needed`."""
+    return [name for name in running if is_of_cluster(name) and name not in needed]
 
 
 def status(dashboard: str) -> Status:
     """Return the state of the cluster. Raises RequestError if there is none."""
     found = serve.status().applications
+    state, message = fronts.state()
     front = found.get(FRONT_APPLICATION)
-    if front is None:
-        raise RequestError(
-            "no cluster is running on this Ray", "", "start one with `zinc cluster up MODEL`"
-        )
+    if front is not None:
+        state, message = front.status.value, front.message
     models = {
         name: _model_status(application)
         for each, application in found.items()
         if (name := model_of(each)) is not None
     }
-    states = [front.status.value, *(each.state for each in models.values())]
+    if not state and not models:
+        raise RequestError(
+            "no cluster is running on this Ray", "", "start one with `zinc cluster up MODEL`"
+        )
+    states = [state or "NO FRONT", *(each.state for each in models.values())]
     state = next((each for each in states if each != "RUNNING"), "RUNNING")
-    return Status(state, front.message, models, dashboard)
+    return Status(state, message, models, dashboard)
 
 
 def _model_status(application: Any) -> ModelStatus:
@@ -159,6 +169,12 @@ def _model_status(application: Any) -> ModelStatus:
 def down() -> None:
     """Stop the cluster. Raises RequestError if there is none."""
     status("")
+    _stop()
+
+
+def _stop() -> None:
+    """Stop the fronts, then the models, and Serve if nothing else runs on it."""
+    fronts.stop()
     names = serve.status().applications
     if all(map(is_of_cluster, names)):
         serve.shutdown()
@@ -214,12 +230,12 @@ def _no_room(name: str, options: ClusterOptions, room: int, n_machines: int) -> 
     )
 
 
-def _failure(configs: Iterable[ApplicationConfig]) -> ZincError:
+def _failure(configs: Sequence[ApplicationConfig]) -> ZincError:
     """Return the error of the application that failed."""
     found = serve.status().applications
     ours = {each.name: found[each.name] for each in configs if each.name in found}
     failed = [name for name, each in ours.items() if each.status == ApplicationStatus.DEPLOY_FAILED]
-    name = next(iter(failed), FRONT_APPLICATION)
+    name = next(iter(failed), configs[0].name)
     model = model_of(name) if sum(model_of(each) is not None for each in ours) > 1 else None
     reason = _reason(ours[name]) if name in ours else ""
     if reason:
@@ -235,19 +251,3 @@ def _reason(application: Any) -> str:
     messages = [application.message, *(d.message for d in application.deployments.values())]
     found = next((m for text in messages if (m := _LINE.search(text))), None)
     return found[1].replace("\\n", " ").strip() if found else ""
-
-
-def _check_address(host: str, port: int) -> None:
-    """Raise RequestError if the cluster does not answer at this address."""
-    name = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    try:
-        with urllib.request.urlopen(f"http://{name}:{port}/health", timeout=_ANSWER_S):
-            pass
-    except urllib.error.HTTPError:
-        pass  # it answers
-    except OSError as error:
-        raise RequestError(
-            f"the cluster does not answer on {host}, port {port}",
-            f"Ray Serve may listen on another address already ({error})",
-            "stop everything on it with `serve shutdown`, then start the cluster again",
-        ) from None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -37,8 +37,9 @@ from zinc.server.apis.openai.responses.endpoints import RESPONSES
 from zinc.server.apis.shared.service import StreamEvents
 from zinc.server.errors import ApiError, unknown_model
 from zinc.server.http.access import key_in
+from zinc.server.http.body import BODY_TIMEOUT_S, late_body
 from zinc.server.http.dialect import error_body, speaks_anthropic, speaks_ollama
-from zinc.server.http.responses import JSONResponse, stop
+from zinc.server.http.responses import JSONResponse, stop, unless_disconnected
 
 _ATTEMPTS = 5
 _PAUSE_S = 0.2  # before the second attempt; doubles with each further one
@@ -99,25 +100,32 @@ class Front:
             await _refuse(error, scope, receive, send)
             return
         answer = _Answer(scope, send)
+        with suppress(ClientDisconnect):  # ends the answer of the replica
+            await unless_disconnected(
+                Request(scope, answer.until_complete(receive)),
+                self._whole_answer(scope, body, answer, receive),
+            )
+
+    async def _whole_answer(
+        self, scope: Scope, body: bytes, answer: _Answer, receive: Receive
+    ) -> None:
+        """Answer a request, with an error if it cannot be answered."""
         try:
             await self._answer(scope, body, answer)
         except ApiError as error:
             await answer.fail(error, receive)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the body of a request. Raises ApiError 413."""
+        """Return the body of a request. Raises ApiError 408 and 413, and ClientDisconnect."""
         body = bytearray()
-        async for part in Request(scope, receive).stream():
-            body += part
-            if len(body) > self._max_body_bytes:
-                raise ApiError(
-                    413,
-                    "the request is too large",
-                    f"it may have {self._max_body_bytes} bytes",
-                    "send less, or start the cluster with a larger --max-body",
-                    code="request_too_large",
-                    headers={"Connection": "close"},
-                )
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for part in Request(scope, receive).stream():
+                    body += part
+                    if len(body) > self._max_body_bytes:
+                        raise _too_large(self._max_body_bytes)
+        except TimeoutError:
+            raise late_body() from None
         return bytes(body)
 
     async def _answer(self, scope: Scope, body: bytes, answer: _Answer) -> None:
@@ -335,7 +343,7 @@ class _Answer:
     """The answer to a client.
 
     The start of the response is held until its first bytes, so that another replica can still
-    answer. is_streaming: whether a part has been sent.
+    answer. is_streaming: whether a part has been sent. is_complete: whether all have.
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:
@@ -343,15 +351,29 @@ class _Answer:
         self._start: Message | None = None
         self._received = time.perf_counter()
         self.is_streaming = False
+        self.is_complete = False
+
+    def until_complete(self, receive: Receive) -> Receive:
+        """Return `receive`, which does not return any more when the answer is complete.
+
+        Servers report the end of an answer like a client that disconnects.
+        """
+
+        async def received() -> Message:
+            message = await receive()
+            if self.is_complete:
+                await asyncio.Event().wait()
+            return message
+
+        return received
 
     async def write(self, part: Part) -> None:
         """Send the messages of a part."""
         for message in part.messages:
             if message["type"] == "http.response.start":
                 own_s = max(0.0, time.perf_counter() - self._received - part.seconds)
-                # Serve sets an X-Request-Id of its own; Request-Id is that of the replica's log.
                 headers = [
-                    *(each for each in message["headers"] if each[0] != b"x-request-id"),
+                    *message["headers"],
                     (b"x-zinc-replica", part.replica.encode()),
                     (b"server-timing", b"cluster;dur=%.2f" % (1e3 * own_s)),
                 ]
@@ -362,6 +384,7 @@ class _Answer:
                 self.is_streaming = True
                 self._content_type = dict(start["headers"]).get(b"content-type", b"")
                 await self._send(start)
+            self.is_complete = not message.get("more_body", False)
             await self._send(message)
 
     def forget(self) -> None:
@@ -419,6 +442,17 @@ def _stream_events(scope: Scope) -> StreamEvents:
     if speaks_anthropic(scope):
         return ANTHROPIC
     return RESPONSES if scope["path"].endswith("/responses") else OPENAI
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        "the request is too large",
+        f"it may have {max_bytes} bytes",
+        "send less, or start the cluster with a larger --max-body",
+        code="request_too_large",
+        headers={"Connection": "close"},
+    )
 
 
 def _lost(during: bool) -> ApiError:

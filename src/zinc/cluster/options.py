@@ -36,11 +36,13 @@ _PATHS = frozenset(("models", "more_models", "draft", "chat_template", "api_key_
 _NAMING = frozenset(("models", "more_models", "alias"))
 _SHARED = frozenset(
     ("host", "api_key", "api_key_file", "allow_public", "allow_origin", "allow_host", "share_cache",
-     "max_body")
+     "max_body", "max_connections")
 )  # fmt: skip
 
 # Options that a model can have of its own.
 _OWN = frozenset(("replicas", "max_replicas", "queue", "cpus", "gpus", "memory"))
+
+_CONNECTIONS = 10_000  # of a front, unless an option says how many
 
 # Options of `zinc serve` that concern its first model.
 _FIRST = frozenset(("draft", "lora"))
@@ -165,6 +167,11 @@ class ClusterOptions:
     def max_body_bytes(self) -> int:
         """The largest request body."""
         return int({**vars(_serve_defaults()), **self.serve}["max_body"])
+
+    @property
+    def max_connections(self) -> int:
+        """The number of clients that may be connected to a front at a time."""
+        return int(self.serve.get("max_connections", _CONNECTIONS))
 
     @property
     def separates_keys(self) -> bool:

@@ -15,8 +15,10 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from types import FrameType
+from typing import Literal
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from zinc.core.errors import RequestError, ZincError
 from zinc.server.app import Application
@@ -28,6 +30,8 @@ from zinc.server.http.connection import AcceptFailures, Connection, connections_
 _SIGNALS = [signal.SIGINT, signal.SIGTERM]
 _HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed; not on Windows
 OLLAMA_PORT = 11434
+_PORT_HINT = "choose another --port, or stop what uses it"
+_OLLAMA_HINT = "stop the program that uses it (another Ollama?), or leave --ollama out"
 _BACKLOG = 512  # connections that the system queues until they are accepted
 _ERROR_EVENT_S = 3.0  # after the grace time, for error events to reach clients
 _LOAD_END_S = 1.0  # for a cancelled load to stop
@@ -47,22 +51,8 @@ class Server(uvicorn.Server):
         loaded: Callable[[], None] = lambda: None,
     ) -> None:
         config = application.config
-        super().__init__(
-            uvicorn.Config(
-                application.asgi,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                lifespan="on",
-                timeout_keep_alive=30,
-                timeout_graceful_shutdown=int(config.grace_s + _ERROR_EVENT_S) + 1,
-                h11_max_incomplete_event_size=64 << 10,
-                http=Connection,
-                ws="none",
-                limit_concurrency=connections_allowed(config.max_connections) + 1,
-                backlog=_BACKLOG,
-            )
-        )
+        grace_s = config.grace_s + _ERROR_EVENT_S
+        super().__init__(http_config(application.asgi, config.max_connections, grace_s, "on"))
         self._application = application
         self._listening, self._loaded = listening, loaded
         self._start: asyncio.Task[None] | None = None
@@ -123,19 +113,40 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def bind(config: ServerConfig, port: int | None = None) -> socket.socket:
-    """Return a socket that listens on the configured host, on `port` or the configured one.
+def http_config(
+    application: ASGIApp, max_connections: int, grace_s: float, lifespan: Literal["on", "off"]
+) -> uvicorn.Config:
+    """Return the settings of an HTTP server.
 
-    Raises RequestError if it cannot.
+    grace_s: time for running answers when it stops. lifespan: whether the application has a start
+    and an end.
     """
-    port = config.port if port is None else port
+    return uvicorn.Config(
+        application,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan=lifespan,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(grace_s) + 1,
+        h11_max_incomplete_event_size=64 << 10,
+        http=Connection,
+        ws="none",
+        limit_concurrency=connections_allowed(max_connections) + 1,
+        backlog=_BACKLOG,
+    )
+
+
+def bind(host: str, port: int, hint: str = _PORT_HINT) -> socket.socket:
+    """Return a socket that listens on `host` and `port`.
+
+    hint: what to do if it cannot. Raises RequestError then.
+    """
     try:
-        found = socket.getaddrinfo(
-            config.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise RequestError(
-            f"cannot serve on {config.host}", error.strerror or "no such address", "check --host"
+            f"cannot serve on {host}", error.strerror or "no such address", "check --host"
         ) from None
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
@@ -147,11 +158,7 @@ def bind(config: ServerConfig, port: int | None = None) -> socket.socket:
     except OSError as error:
         listener.close()
         raise RequestError(
-            f"cannot serve on {config.host}, port {port}",
-            error.strerror or str(error),
-            "stop the program that uses it (another Ollama?), or leave --ollama out"
-            if port == OLLAMA_PORT and config.ollama
-            else "choose another --port, or stop what uses it",
+            f"cannot serve on {host}, port {port}", error.strerror or str(error), hint
         ) from None
     return listener
 
@@ -166,9 +173,10 @@ def serve(config: ServerConfig, loaded: Callable[[str], None] = lambda url: None
     """
     log.set_up(config.json_log)
     application = Application(config)
-    listeners = [bind(config)]
+    hint = _OLLAMA_HINT if config.ollama and config.port == OLLAMA_PORT else _PORT_HINT
+    listeners = [bind(config.host, config.port, hint)]
     if config.ollama and config.port != OLLAMA_PORT:
-        listeners.append(bind(config, OLLAMA_PORT))
+        listeners.append(bind(config.host, OLLAMA_PORT, _OLLAMA_HINT))
     port = listeners[0].getsockname()[1]
     host = f"[{config.host}]" if ":" in config.host else config.host
     server = Server(application, loaded=lambda: loaded(f"http://{host}:{port}"))

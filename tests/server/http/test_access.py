@@ -177,7 +177,7 @@ def test_large_bodies():
 
 
 def test_a_body_that_never_arrives(server: Running, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(body, "_BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(body, "BODY_TIMEOUT_S", 0.2)
     with server.connect() as connection:
         head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
         connection.sendall(head + b"Content-Length: 9\r\n\r\n")

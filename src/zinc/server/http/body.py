@@ -26,7 +26,7 @@ from zinc.server.errors import ApiError, invalid
 Json: TypeAlias = Any  # a parsed JSON value
 
 _LARGE_BYTES = 1 << 20
-_BODY_TIMEOUT_S = 60.0
+BODY_TIMEOUT_S = 60.0
 _MAX_DEPTH = 100
 MAX_VALUES = 1 << 20
 MAX_MEMBERS = 1 << 16  # members of objects, plus objects and arrays
@@ -124,17 +124,14 @@ async def read_json(request: Request, max_bytes: int) -> Json:
         raise _too_large(max_bytes)
     body = bytearray()
     try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
+        async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
                 if len(body) + len(part) > max_bytes:
                     raise _too_large(max_bytes)
                 lease.take(len(part))
                 body += part
     except TimeoutError:
-        why = f"it did not come within {_BODY_TIMEOUT_S:g} s"
-        raise ApiError(
-            408, "the body is incomplete", why, headers={"Connection": "close"}
-        ) from None
+        raise late_body() from None
     except ClientDisconnect:
         raise ApiError(400, "the body is incomplete", "the connection was closed") from None
     if len(body) <= _LARGE_BYTES:
@@ -143,6 +140,12 @@ async def read_json(request: Request, max_bytes: int) -> Json:
     async with lease.memory.parsing:
         lease.take(VALUE_BYTES * await asyncio.to_thread(count_values, body))
         return await asyncio.to_thread(parse_json, body)
+
+
+def late_body() -> ApiError:
+    """Return the error for a body that did not come within `BODY_TIMEOUT_S`."""
+    why = f"it did not come within {BODY_TIMEOUT_S:g} s"
+    return ApiError(408, "the body is incomplete", why, headers={"Connection": "close"})
 
 
 def count_values(body: bytes | bytearray) -> int:

@@ -1,0 +1,97 @@
+"""The listening socket of a cluster's address, which all of its fronts share.
+
+A front that starts gets the socket from one that listens already, through a Unix socket in a folder
+of the user, and opens it otherwise. Connections thus wait in one queue while fronts are replaced,
+and none is refused.
+
+    folder/HOST-PORT-ID.sock    where a front gives its listening socket away
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from pathlib import Path
+
+from zinc.core.errors import RequestError
+from zinc.server.main import bind
+
+_ANSWER_S = 10.0  # for another front to give its socket away
+_HINT = (
+    "choose another {port}, or stop what uses it; `zinc cluster down` stops a cluster, as is needed"
+    " to change its {host}"
+)
+
+
+def open_listener(host: str, port: int, folder: Path) -> socket.socket:
+    """Return a socket that listens on `host` and `port`, and is that of other fronts, if any.
+
+    folder: of all fronts of one cluster. Raises RequestError if the address cannot be used.
+    """
+    for path in sorted(folder.glob(f"{host}-{port}-*.sock")):
+        try:
+            return _received(path)
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)  # its front has ended
+        except OSError:
+            continue  # it is stopping, or does not answer
+    return bind(host, port, _HINT)
+
+
+def _received(path: Path) -> socket.socket:
+    """Return the socket that the front at `path` gives away. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(_ANSWER_S)
+        peer.connect(str(path))
+        _, handles, _, _ = socket.recv_fds(peer, 1, 1)
+    if not handles:
+        raise OSError("no socket was sent")
+    return socket.socket(fileno=handles[0])
+
+
+class Sharing:
+    """Server that gives a listening socket to other fronts until it is closed."""
+
+    def __init__(self, listener: socket.socket, host: str, port: int, folder: Path) -> None:
+        self._path = folder / f"{host}-{port}-{secrets.token_hex(4)}.sock"
+        self._door = socket.socket(socket.AF_UNIX)
+        try:
+            self._door.bind(str(self._path))
+            self._door.listen()
+        except OSError as error:
+            self._door.close()
+            raise RequestError(
+                f"the fronts cannot share port {port}", str(error), f"check {folder}"
+            ) from None
+        self._door.setblocking(False)
+        self._task = asyncio.create_task(self._give(listener.fileno()))
+
+    async def _give(self, handle: int) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            peer, _ = await loop.sock_accept(self._door)
+            with peer, contextlib.suppress(OSError):
+                socket.send_fds(peer, [b"\0"], [handle])
+
+    def close(self) -> None:
+        """Stop giving the socket away."""
+        self._task.cancel()
+        self._door.close()
+        self._path.unlink(missing_ok=True)
+
+
+def user_folder(folder: Path) -> Path:
+    """Return `folder`, which only this user may use; it is created. Raises RequestError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise RequestError(f"cannot use the folder {folder}", str(error), "remove it") from None
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise RequestError(
+            f"cannot use the folder {folder}", "other users can access it", "remove it"
+        )
+    return folder
