@@ -24,8 +24,28 @@ from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.features import Features
 from zinc.gpu.tuned import TileKey
 from zinc.ops.cases import Case
+from zinc.ops.moe import SOFTMAX
+from zinc.ops.values import ActivationFn
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
+
+
+def biased() -> Case:
+    """Return experts with biases, whose gate and up have different formats."""
+    n_experts, hidden, ff = 6, 256, 96
+    case = Case("biases", n_tokens=17)
+    g, x = case.graph, case.rows(hidden)
+    routes = g.route(case.rows(n_experts), None, top_k=2, scoring=SOFTMAX, renormalise=True)
+    order, starts = g.group_experts(routes, n_experts=n_experts)
+    gate = case.experts(n_experts, ff, hidden, GGMLType.Q4_0, hidden**-0.5)
+    up = case.experts(n_experts, ff, hidden, GGMLType.Q8_0, hidden**-0.5)
+    biases = [case.vector(n_experts * ff) for _ in range(2)]
+    clamped = {"activation": ActivationFn.CLAMPED_SWIGLU, "alpha": 1.702, "limit": 7.0}
+    h = g.moe_glu(x, order, starts, gate, up, *biases, **clamped)
+    down = case.experts(n_experts, hidden, ff, GGMLType.Q8_0, ff**-0.5)
+    bias = case.vector(n_experts * hidden)
+    return case.returns(g.moe_down(h, order, starts, routes, down, bias, None))
+
 
 # 22 tokens choose 44 slots of 6 experts, so that some experts have more than the 8 of a segment.
 CASES = {
@@ -35,9 +55,10 @@ CASES = {
     "odd teams": (experts(GGMLType.Q4_0, ff=160, tokens=22), FewSlotTile(1, 1, 3, 2)),
     "turns": (experts(GGMLType.Q5_K, 768, 768, tokens=18), FewSlotTile(1, 2, 2, 1)),
     "16 slots": (experts(GGMLType.Q4_K, tokens=22), FewSlotTile(2, 1, 4, 1)),
+    "biases": (biased(), None),
 }
 FORMATS = {GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.MXFP4}
-SLOW = ("Q6_K", "partial group", "turns", "16 slots")
+SLOW = ("Q6_K", "partial group", "turns", "16 slots", "biases")
 NAMES = [pytest.param(x, marks=pytest.mark.every if x in SLOW else []) for x in CASES]
 
 
@@ -56,7 +77,7 @@ def test_products_agree_with_vector_arithmetic(name: str, monkeypatch) -> None:
     if tile is not None:
         monkeypatch.setattr(tiles, "few_slots", lambda features, key: tile)
     backend = emulated.backend()
-    assert len(dispatches(case, backend.features)) == 2
+    assert len(dispatches(case, backend.features)) == (3 if name == "biases" else 2)
     got = run(backend, case)
     backend.features = replace(backend.features, batch_invariant=True)
     want = run(backend, case)
