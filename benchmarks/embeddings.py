@@ -4,10 +4,10 @@
     python benchmarks/embeddings.py --llama-bin FOLDER --cpu-time --out benchmarks/results/NAME.json
     python benchmarks/embeddings.py --server --out benchmarks/results/NAME.json
 
-The model has the shape of BERT base (110 million parameters) and random weights, which is written
-for each of `--types`. FOLDER holds llama-embedding; its time is that from the log line of its first
-batch to its end, without tokenization. zinc's time is that of `LLM.embed`, with tokenization and
-pooling. Rounds alternate between the two. "single" embeds the texts one by one.
+The model has the shape of BERT base (110 million parameters) or another `--shape`, and random
+weights of each of `--types`. FOLDER holds llama-embedding; its time is that from the log line of
+its first batch to its end, without tokenization. zinc's time is that of `LLM.embed`, with
+tokenization and pooling. Rounds alternate between the two. "single" embeds the texts one by one.
 
 `--cpu-time` compares the CPU time of one thread, which other processes hardly change: that of zinc
 for four batches of 512 tokens, and that of llama-embedding for four batches less that for one,
@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +41,49 @@ from zinc.formats.metadata import ValueType
 from zinc.quant.blocks import GGMLType
 from zinc.quant.encode import encode
 
-LAYERS, HIDDEN, FFN, HEADS, CONTEXT, VOCAB = 12, 768, 3072, 12, 512, 30522
+CONTEXT, VOCAB, HEADS = 512, 30522, 12
 # (texts, tokens of each with its two markers)
-SHAPES = ((64, 16), (64, 64), (32, 128), (8, 512))
-SERVED_TOKENS = (4, 8, 16, 64)
+BATCHES = ((64, 16), (64, 64), (32, 128), (8, 512))
+SERVED_TEXTS = 64
+SERVED_TOKENS = (4, 8, 16, 32, 64)
+Row = dict[str, Any]
+
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-def write_model(path: Path, type: GGMLType) -> None:
-    """Write BERT base with random matrices of `type`."""
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a BERT encoder."""
+
+    layers: int
+    hidden: int
+    ffn: int
+
+    @property
+    def flops(self) -> int:
+        """Operations of the products for one token."""
+        return 2 * self.layers * (4 * self.hidden * self.hidden + 2 * self.hidden * self.ffn)
+
+
+SHAPES = {
+    "bert-base": Shape(12, 768, 3072),
+    "minilm": Shape(6, 384, 1536),  # all-MiniLM-L6-v2
+    "small": Shape(12, 384, 1536),  # bge-small, e5-small
+}
+
+
+def model_file(args: argparse.Namespace, folder: Path, type: GGMLType) -> Path:
+    """Return the file of the model in `folder`, which is written if it does not exist."""
+    path = folder / f"{args.shape}-{type.name}.gguf"
+    if not path.exists():
+        write_model(path, args.shape, type)
+    return path
+
+
+def write_model(path: Path, name: str, type: GGMLType) -> None:
+    """Write a BERT encoder of the shape `name` with random matrices of `type`."""
+    shape = SHAPES[name]
+    hidden, ffn = shape.hidden, shape.ffn
     rng = np.random.default_rng(0)
 
     def words(i: int) -> str:
@@ -56,12 +91,12 @@ def write_model(path: Path, type: GGMLType) -> None:
 
     with GGUFWriter(path) as w:
         w.add("general.architecture", "bert")
-        w.add("general.name", f"random BERT base {type.name}")
+        w.add("general.name", f"random {name} {type.name}")
         for key, value in (
-            ("block_count", LAYERS),
+            ("block_count", shape.layers),
             ("context_length", CONTEXT),
-            ("embedding_length", HIDDEN),
-            ("feed_forward_length", FFN),
+            ("embedding_length", hidden),
+            ("feed_forward_length", ffn),
             ("attention.head_count", HEADS),
             ("attention.layer_norm_epsilon", 1e-12),
             ("attention.causal", False),
@@ -93,24 +128,24 @@ def write_model(path: Path, type: GGMLType) -> None:
             values = (mean + scale * rng.standard_normal(shape)).astype(np.float32)
             w.add_tensor(name, encode(values, kind), kind, shape)
 
-        add("token_embd.weight", (VOCAB, HIDDEN), type)
-        add("token_types.weight", (2, HIDDEN), GGMLType.F32)
-        add("position_embd.weight", (CONTEXT, HIDDEN), GGMLType.F32)
-        for name in ("token_embd_norm", *_norms()):
-            add(f"{name}.weight", (HIDDEN,), GGMLType.F32, 1.0)
-            add(f"{name}.bias", (HIDDEN,), GGMLType.F32)
-        for i in range(LAYERS):
+        add("token_embd.weight", (VOCAB, hidden), type)
+        add("token_types.weight", (2, hidden), GGMLType.F32)
+        add("position_embd.weight", (CONTEXT, hidden), GGMLType.F32)
+        for name in ("token_embd_norm", *_norms(shape.layers)):
+            add(f"{name}.weight", (hidden,), GGMLType.F32, 1.0)
+            add(f"{name}.bias", (hidden,), GGMLType.F32)
+        for i in range(shape.layers):
             for name, rows, cols in (
-                *((f"attn_{x}", HIDDEN, HIDDEN) for x in ("q", "k", "v", "output")),
-                ("ffn_up", FFN, HIDDEN),
-                ("ffn_down", HIDDEN, FFN),
+                *((f"attn_{x}", hidden, hidden) for x in ("q", "k", "v", "output")),
+                ("ffn_up", ffn, hidden),
+                ("ffn_down", hidden, ffn),
             ):
                 add(f"blk.{i}.{name}.weight", (rows, cols), type)
                 add(f"blk.{i}.{name}.bias", (rows,), GGMLType.F32)
 
 
-def _norms() -> Iterator[str]:
-    for i in range(LAYERS):
+def _norms(layers: int) -> Iterator[str]:
+    for i in range(layers):
         yield from (f"blk.{i}.attn_output_norm", f"blk.{i}.layer_output_norm")
 
 
@@ -155,14 +190,12 @@ def seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def measure(args: argparse.Namespace, type: GGMLType, folder: Path) -> Iterator[dict[str, Any]]:
+def measure(args: argparse.Namespace, type: GGMLType, folder: Path) -> Iterator[Row]:
     """Yield a row of the report for each shape."""
-    model = folder / f"{type.name}.gguf"
-    if not model.exists():
-        write_model(model, type)
-    flops = 2 * LAYERS * (4 * HIDDEN * HIDDEN + 2 * HIDDEN * FFN)
+    model = model_file(args, folder, type)
+    flops = SHAPES[args.shape].flops
     with zinc.LLM(model, backend="cpu", threads=args.threads) as llm:
-        for count, n_tokens in SHAPES:
+        for count, n_tokens in BATCHES:
             texts = texts_of(count, n_tokens)
             prompts = folder / "prompts.txt"
             prompts.write_text("\n".join(texts))
@@ -179,7 +212,7 @@ def measure(args: argparse.Namespace, type: GGMLType, folder: Path) -> Iterator[
             ratio = statistics.median(
                 b / a for a, b in zip(runs["batch"], runs["llama"], strict=True)
             )
-            row: dict[str, Any] = {
+            row: Row = {
                 "type": type.name,
                 "texts": count,
                 "tokens": n_tokens,
@@ -196,13 +229,9 @@ def measure(args: argparse.Namespace, type: GGMLType, folder: Path) -> Iterator[
             yield row
 
 
-def measure_cpu_time(
-    args: argparse.Namespace, type: GGMLType, folder: Path
-) -> Iterator[dict[str, Any]]:
+def measure_cpu_time(args: argparse.Namespace, type: GGMLType, folder: Path) -> Iterator[Row]:
     """Yield a row of CPU times of one thread, in seconds for 512 tokens, for each text length."""
-    model = folder / f"{type.name}.gguf"
-    if not model.exists():
-        write_model(model, type)
+    model = model_file(args, folder, type)
 
     def llama(texts: list[str]) -> float:
         prompts = folder / "prompts.txt"
@@ -214,7 +243,7 @@ def measure_cpu_time(
         return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
 
     with zinc.LLM(model, backend="cpu", threads=1) as llm:
-        for _, n_tokens in SHAPES:
+        for _, n_tokens in BATCHES:
             count = 512 // n_tokens
             texts = texts_of(4 * count, n_tokens)
             llm.embed(texts)
@@ -235,69 +264,94 @@ def measure_cpu_time(
             yield row
 
 
-def measure_server(args: argparse.Namespace, type: GGMLType, folder: Path) -> dict[str, Any]:
-    """Return times over HTTP, in ms: a request with 64 texts, and 64 requests with one each.
+def measure_server(args: argparse.Namespace, type: GGMLType, folder: Path) -> Iterator[Row]:
+    """Yield times of 64 texts over HTTP and by `LLM.embed`, in ms, for each text length.
 
-    "computed" is the time of `LLM.embed` for one text: the rest of a request is HTTP, JSON and the
-    queue.
+    one_request: a request with all texts. requests: one text a request, one after another.
+    concurrent: the same requests sent at once over a connection each. embed, embed_single: by
+    `LLM.embed`, all texts and one after another, without a server.
     """
-    model = folder / f"{type.name}.gguf"
-    if not model.exists():
-        write_model(model, type)
+    model = model_file(args, folder, type)
+    rows: dict[int, Row] = {}
+    with zinc.LLM(model, backend="cpu", threads=args.threads) as llm:
+        for n_tokens in SERVED_TOKENS:
+            texts = texts_of(SERVED_TEXTS, n_tokens)
+            llm.embed(texts)
+            runs = {
+                "embed": lambda texts=texts: llm.embed(texts),
+                "embed_single": lambda texts=texts: [llm.embed(text) for text in texts],
+            }
+            rows[n_tokens] = {"type": type.name, "tokens": n_tokens} | fastest(runs, args.rounds)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "zinc", "serve", str(model), "--port", str(port)]
-    rows = []
-    with zinc.LLM(model, backend="cpu", threads=args.threads) as llm:
-        own = {}
-        for n_tokens in SERVED_TOKENS:
-            texts = texts_of(64, n_tokens)
-            llm.embed(texts[0])
-            own[n_tokens] = seconds(lambda texts=texts: [llm.embed(text) for text in texts]) / 64
     server = subprocess.Popen([*command, "--threads", str(args.threads)], stderr=subprocess.DEVNULL)
     try:
-        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connections = [http.client.HTTPConnection("127.0.0.1", port) for _ in range(SERVED_TEXTS)]
+        wait_until_loaded(connections[0])
 
-        def post(texts: list[str]) -> None:
+        def send(connection: http.client.HTTPConnection, texts: list[str]) -> None:
             body = json.dumps({"input": texts, "encoding_format": "base64"})
             connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            assert answer.status == 200, answer.read()
-            answer.read()
 
-        for _ in range(100):
-            try:
-                connection.request("GET", "/health")
-                answer = connection.getresponse()
-                answer.read()
-                if answer.status == 200:
-                    break
-            except OSError:
-                connection.close()
-            time.sleep(0.2)
-        for n_tokens in SERVED_TOKENS:
-            texts = texts_of(64, n_tokens)
-            pairs = []
-            for _ in range(args.rounds):
-                together = seconds(lambda texts=texts: post(texts))
-                apart = seconds(lambda texts=texts: [post([text]) for text in texts])
-                pairs.append((together, apart))
-            together, apart = (statistics.median(each) for each in zip(*pairs, strict=True))
-            row = {
-                "tokens": n_tokens,
-                "one_request_ms": round(1e3 * together, 1),
-                "64_requests_ms": round(1e3 * apart, 1),
-                "ratio": round(statistics.median(b / a for a, b in pairs), 2),
-                "request_ms": round(1e3 * apart / 64, 2),
-                "computed_ms": round(1e3 * own[n_tokens], 2),
+        def receive(connection: http.client.HTTPConnection) -> None:
+            answer = connection.getresponse()
+            body = answer.read()
+            assert answer.status == 200, body
+
+        def together(texts: list[str]) -> None:
+            send(connections[0], texts)
+            receive(connections[0])
+
+        def at_once(texts: list[str]) -> None:
+            for connection, text in zip(connections, texts, strict=True):
+                send(connection, [text])
+            for connection in connections:
+                receive(connection)
+
+        for n_tokens, row in rows.items():
+            texts = texts_of(SERVED_TEXTS, n_tokens)
+            runs = {
+                "one_request": lambda texts=texts: together(texts),
+                "requests": lambda texts=texts: [together([text]) for text in texts],
+                "concurrent": lambda texts=texts: at_once(texts),
             }
+            for run in runs.values():
+                run()
+            row |= fastest(runs, args.rounds)
+            row["ratio"] = round(row["requests_ms"] / row["one_request_ms"], 2)
+            row["concurrent_ratio"] = round(row["requests_ms"] / row["concurrent_ms"], 2)
+            row["embed_ratio"] = round(row["embed_single_ms"] / row["embed_ms"], 2)
             print(json.dumps(row), flush=True)
-            rows.append(row)
+            yield row
     finally:
         server.terminate()
         server.wait()
-    return {"type": type.name, "rows": rows}
+
+
+def fastest(runs: dict[str, Callable[[], Any]], rounds: int) -> Row:
+    """Return the shortest time of each run over alternating rounds, in ms.
+
+    Other processes on a shared machine only add time.
+    """
+    found = [{name: seconds(run) for name, run in runs.items()} for _ in range(rounds)]
+    return {f"{name}_ms": round(1e3 * min(each[name] for each in found), 1) for name in runs}
+
+
+def wait_until_loaded(connection: http.client.HTTPConnection) -> None:
+    """Wait until the server has loaded its model."""
+    for _ in range(150):
+        try:
+            connection.request("GET", "/health")
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status == 200:
+                return
+        except OSError:
+            connection.close()
+        time.sleep(0.2)
+    raise SystemExit("the server did not start")
 
 
 def main() -> None:
@@ -306,6 +360,7 @@ def main() -> None:
     parser.add_argument("--server", action="store_true", help="measure requests over HTTP instead")
     parser.add_argument("--cpu-time", action="store_true", help="compare CPU times of one thread")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--shape", choices=SHAPES, default="bert-base")
     parser.add_argument("--types", default="F16,Q8_0")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
@@ -316,12 +371,12 @@ def main() -> None:
         folder = args.folder or Path(made)
         types = [GGMLType[name] for name in args.types.split(",")]
         if args.server:
-            rows = [measure_server(args, type, folder) for type in types]
+            kind = measure_server
         else:
-            compare = measure_cpu_time if args.cpu_time else measure
-            rows = [row for type in types for row in compare(args, type, folder)]
+            kind = measure_cpu_time if args.cpu_time else measure
+        rows = [row for type in types for row in kind(args, type, folder)]
     report = {
-        "model": "BERT base, random weights",
+        "model": f"{args.shape}, random weights",
         "cpu": cpu_model(),
         "threads": 1 if args.cpu_time else args.threads,
         "llama_build": args.llama_build,
