@@ -103,7 +103,7 @@ def test_a_cluster_starts_answers_and_stops(cluster: Cluster, tmp_path):
     assert "there is no room for 5 replicas" in failed.stderr
     failed = cluster("up", "a=a.gguf", "b=b.gguf", "--replicas", "3", "--memory", "1M")
     assert "no room for 3 replicas of 'b'" in failed.stderr
-    assert "have room for 1 beside the other models" in failed.stderr
+    assert "has room for 1 beside the other models" in failed.stderr
     failed = cluster("up", "--memory", "100T")
     assert (
         "there is no room for a replica: each takes 1 CPU and 110.0 TB of memory" in failed.stderr

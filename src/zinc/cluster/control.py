@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import socket
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ from zinc.cluster.applications import (
 from zinc.cluster.options import ClusterOptions
 from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, ZincError
 
-_CONNECT_S = 5.0
+_CONNECT_S, _POLL_S = 5.0, 0.2
 _LINE = re.compile(r"ReplicaStartError: (.+)")
 
 
@@ -120,13 +121,29 @@ def up(options: ClusterOptions, host: str, port: int) -> None:
     try:
         if is_new:  # an address that cannot be used is an error before models are loaded
             fronts.update({**settings, "models": names}, options.fronts)
-        serve.run_many([target(each) for each in needed])
+        # Ray Serve would wait for ever for the room of a machine that is lost.
+        serve.run_many([target(each) for each in needed], wait_for_applications_running=False)
+        _wait_until_running(needed, options.by_model())
         fronts.update({**settings, "models": names}, options.fronts)
-    except (RuntimeError, ZincError) as error:
-        failure = error if isinstance(error, ZincError) else _failure(needed)
+    except ZincError:
         if is_new:
             _stop()
-        raise failure from None
+        raise
+
+
+def _wait_until_running(
+    configs: Sequence[ApplicationConfig], models: Mapping[str, ClusterOptions]
+) -> None:
+    """Return when all applications run. Raises a ZincError if one fails, or if there is no room."""
+    while True:
+        found = serve.status().applications
+        states = [found[each.name].status for each in configs if each.name in found]
+        if ApplicationStatus.DEPLOY_FAILED in states:
+            raise _failure(configs)
+        if states.count(ApplicationStatus.RUNNING) == len(configs):
+            return
+        _check_room(models)
+        time.sleep(_POLL_S)
 
 
 def _gone(running: Iterable[str], needed: Collection[str]) -> list[str]:
@@ -220,11 +237,15 @@ def _no_room(name: str, options: ClusterOptions, room: int, n_machines: int) -> 
     ]
     if options.memory:
         shares.append(f"{size(options.memory)} of memory")
+    machines = (
+        "the only machine of Ray has"
+        if n_machines == 1
+        else f"the {n_machines} machines of Ray have"
+    )
     beside = " beside the other models" if name else ""
     return MemoryLimitError(
         f"there is no room for {count}{of}",
-        f"each takes {' and '.join(shares)}, and the {n_machines} machines of Ray have room for "
-        f"{room}{beside}",
+        f"each takes {' and '.join(shares)}, and {machines} room for {room}{beside}",
         "start fewer {replicas}, give each less with {cpus}, {gpus} or {memory}, or join more "
         "machines with `ray start --address`",
     )
