@@ -13,7 +13,7 @@ from logging_host import LoggingHost
 
 from zinc.backends.cuda import CUDA_KERNELS, CudaKernels
 from zinc.backends.cuda import tiles as cuda_tiles
-from zinc.backends.cuda.tiles import CudaGemvTile, FewSlotTile, FewTile, MmaTile
+from zinc.backends.cuda.tiles import CudaGemvTile, FewSlotTile, FewTile, MmaTile, StreamTile
 from zinc.backends.cuda.tilings import CUDA_TILINGS
 from zinc.backends.vulkan import SLANG_KERNELS, VulkanKernels
 from zinc.gpu import tile_table, tiles
@@ -46,6 +46,7 @@ DEVICES = (
 SHAPES = [(4096, 4096), (12288, 4096), (1024, 12288), (256, 64), (151936, 4096)]
 KEY = TileKey("gemv", GGMLType.Q4_K, 96, 512)
 EXPERTS = replace(KEY, kernel="gemm_experts", n_x=16, experts=8)
+STREAM = replace(KEY, kernel="gemm_stream", n_x=40)
 SLOTS = replace(EXPERTS, kernel="gemm_slots", n_x=2)
 FLOATS_KEY = replace(KEY, kernel="gemm_floats", type=GGMLType.F32, n_x=64)
 TILE = CudaGemvTile(waves=4, split=2, rows=2, batch=1)
@@ -137,6 +138,9 @@ def cuda_tiles_of(features: Features, key: TileKey) -> Iterator[tuple[TileKey, T
         if 4 < n_x <= 16 and key.type not in FLOATS:
             few = replace(each, kernel="gemm_few")
             yield few, cuda_tiles.gemm_few(features, few)
+        if 16 < n_x <= 64 and features.warp_groups and key.type not in FLOATS:
+            stream = replace(each, kernel="gemm_stream")
+            yield stream, cuda_tiles.gemm_stream(features, stream)
         if n_x == 1:
             gemv = replace(gemv, normalises=True)
             yield gemv, cuda_tiles.gemv(features, gemv)
@@ -171,6 +175,11 @@ def cuda_tiles_of(features: Features, key: TileKey) -> Iterator[tuple[TileKey, T
         (replace(KEY, kernel="gemm_mma", n_x=64), MmaTile(2, 16, 8, 8, stages=4), "shared memory"),
         (replace(KEY, kernel="gemm_mma", n_x=8), MmaTile(1, 1, 8, 1, splits=8), "splits"),
         (replace(KEY, kernel="gemm_mma", n_x=8), MmaTile(1, 1, 8, 1, passes=2), "passes"),
+        (STREAM, StreamTile(4, 1, 4, 2), "all rows of x"),
+        (replace(STREAM, n_x=32), StreamTile(4, 3, 3, 2), "too many threads"),
+        (replace(STREAM, n_x=32), StreamTile(4, 1, 4, 1), "two stages"),
+        (replace(STREAM, n_x=32), StreamTile(4, 1, 4, 4), "shared memory"),
+        (replace(STREAM, weights=2), StreamTile(8, 3, 2, 2), "registers"),
         (EXPERTS, MmaTile(1, 16, 8, 1, stages=4, by_groups=True), "neither warp groups"),
         (EXPERTS, MmaTile(1, 4, 4, 1, stages=3, passes=2), "a stage for each slab"),
         (EXPERTS, MmaTile(1, 6, 4, 1, stages=3), "multiple of 4"),

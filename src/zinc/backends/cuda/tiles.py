@@ -53,6 +53,9 @@ FLOAT_SLAB = 32  # columns (gemm_floats.cu)
 MAX_SPLITS = 8
 MAX_PASSES = 8
 FEW_TILE_ROWS = 16  # weight rows of a tile of few rows of x (gemm_few.cu)
+MIN_STREAM_X, MAX_STREAM_X = 17, 64  # rows of x of gemm_stream.cu
+STREAM_ROWS = 64  # weight rows of one of its warp groups
+STREAM_GROUPS = 4  # of an SM
 GROUP_COLS = 256  # that a warp multiplies at once (column_groups.cuh)
 SUMS_BYTES = 100 << 10  # of a block; loads in flight need the rest of an SM's shared memory
 MOST_ROUND = 8  # tiles of a team whose sums meet at once (gemm_slots.cu)
@@ -354,6 +357,72 @@ def _few_slots(key: TileKey) -> FewSlotTile:
 
     team = max(range(1, min(groups, WARPS) + 1), key=at_work)
     return FewSlotTile(1, team, WARPS // team, blocks=2)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTile:
+    """A tile of a stream-K GEMM by warp groups (kernels/gemm_stream.cu).
+
+    x_tiles: tiles of 8 rows of x. row_groups: warp groups with 64 weight rows of each matrix.
+    col_groups: warp groups that share the columns of the same weight rows. stages: groups of 256
+    columns of x in shared memory, for each of them. blocks: of an SM at once.
+    """
+
+    x_tiles: int
+    row_groups: int
+    col_groups: int
+    stages: int
+    blocks: int = field(default=1, metadata={"steps": (1, 2)})
+
+    @property
+    def rows(self) -> int:
+        """Weight rows of a tile."""
+        return STREAM_ROWS * self.row_groups
+
+    @property
+    def batch(self) -> int:
+        """Rows of x of a block."""
+        return 8 * self.x_tiles
+
+    @property
+    def defines(self) -> tuple[tuple[str, int], ...]:
+        return (
+            ("X_TILES", self.x_tiles),
+            ("ROW_GROUPS", self.row_groups),
+            ("COL_GROUPS", self.col_groups),
+            ("STAGES", self.stages),
+            ("MIN_BLOCKS", self.blocks),
+        )
+
+    def shared_bytes(self, weights: int) -> int:
+        """Return the shared memory of slabs of x, and of the sums of `weights` matrices."""
+        sums = weights * self.col_groups * self.batch * (self.rows + 4)
+        return 2 * self.col_groups * self.stages * self.batch * SLAB_ROW_BYTES + 4 * sums
+
+
+def takes_stream(features: Features, rows: int, cols: int, n_x: int) -> bool:
+    """Return whether a stream-K GEMM multiplies `rows` weight rows of `cols` columns faster.
+
+    rows: of all matrices. Up to 32 rows of x it beats gemm_mma if each warp group multiplies
+    several groups of columns, of rows that are not short.
+    """
+    if not features.warp_groups or not MIN_STREAM_X <= n_x <= MAX_STREAM_X:
+        return False
+    groups = ceil_div(cols, GROUP_COLS)
+    each = ceil_div(rows, STREAM_ROWS) * groups / (STREAM_GROUPS * features.compute_units)
+    least, short = (2.5, 8) if n_x <= 32 else (1, 0)
+    return each >= least and groups > short
+
+
+def gemm_stream(features: Features, key: TileKey) -> StreamTile:
+    """Return the tile of a stream-K GEMM."""
+    return features.tuned.choose(key, lambda: _gemm_stream(key))
+
+
+def _gemm_stream(key: TileKey) -> StreamTile:
+    if key.n_x <= 32:
+        return StreamTile(4, 3, 1, 4) if key.weights == 2 else StreamTile(4, 1, 4, 2)
+    return StreamTile(8, 2, 1, 3) if key.weights == 2 else StreamTile(8, 2, 2, 2)
 
 
 class SlotTiles(TunedTiles):

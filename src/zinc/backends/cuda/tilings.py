@@ -16,6 +16,7 @@ from zinc.backends.cuda.tiles import (
     FewSlotTile,
     FewTile,
     MmaTile,
+    StreamTile,
     float_shared_bytes,
     slab_count,
 )
@@ -252,12 +253,38 @@ def few_slot_seeds(features: Features, key: TileKey) -> Iterable[FewSlotTile]:
             yield FewSlotTile(1, team, warps // team, blocks)
 
 
+def stream_refusal(features: Features, key: TileKey, tile: StreamTile) -> str:
+    """Return why gemm_stream.cu cannot run a tile."""
+    if not features.warp_groups:
+        return "no warp groups"
+    if tile.x_tiles not in (4, 8) or tile.batch < key.n_x:
+        return "it multiplies all rows of x at once"
+    if min(tile.row_groups, tile.col_groups, tile.blocks) < 1 or tile.stages < 2:
+        return "the loop needs a group and two stages or more"
+    threads = GROUP_THREADS * tile.row_groups * tile.col_groups
+    if threads > MAX_THREADS or tile.blocks * threads > SM_THREADS:
+        return "too many threads"
+    sums = 4 * key.weights * tile.x_tiles
+    if sums > min(LANE_REGISTERS, SM_REGISTERS // (tile.blocks * threads)) // 2:
+        return "too many registers"
+    shared = tile.blocks * (tile.shared_bytes(key.weights) + TABLE_BYTES)
+    return "" if shared <= features.most_shared_bytes else "too much shared memory"
+
+
+def stream_seeds(features: Features, key: TileKey) -> Iterable[StreamTile]:
+    """Yield tiles of few and of many weight rows."""
+    x_tiles = 4 if key.n_x <= 32 else 8
+    for row_groups, col_groups in ((1, 2), (1, 3), (2, 1), (2, 2), (3, 1)):
+        yield StreamTile(x_tiles, row_groups, col_groups, stages=2)
+
+
 CUDA_TILINGS = {
     **TILINGS,
     "gemv": Tiling(CudaGemvTile, gemv_refusal, gemv_seeds),
     "gemm_mma": Tiling(MmaTile, gemm_refusal, gemm_seeds),
     "gemm_few": Tiling(FewTile, few_refusal, few_seeds),
     "gemm_slots": Tiling(FewSlotTile, few_slot_refusal, few_slot_seeds),
+    "gemm_stream": Tiling(StreamTile, stream_refusal, stream_seeds),
     "gemm_experts": Tiling(MmaTile, expert_refusal, expert_seeds),
     "gemm_floats": Tiling(MmaTile, float_refusal, float_seeds),
 }

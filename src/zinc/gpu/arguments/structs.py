@@ -259,6 +259,16 @@ class LinearTileArguments(Struct):
     x_rows: Annotated[U32, "rows of a slab of x"]
 
 
+class StreamArguments(Struct):
+    """Arguments of a stream-K GEMM on CUDA's warp groups (gemm_stream.cu)."""
+
+    product: GemvArguments
+    x: Annotated[Bytes, "converted rows of x (half_rows.cuh)"]
+    inverses: Annotated[Floats, "of their factors"]
+    partial: Annotated[Floats, "sums of a tile for each block"]
+    flags: Annotated[Uints, "whether each block has stored them"]
+
+
 class ExpertTileArguments(Struct):
     """Arguments of products with experts on CUDA's tensor cores."""
 

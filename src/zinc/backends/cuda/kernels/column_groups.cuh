@@ -1,19 +1,13 @@
-// Groups of 256 columns of weights and of few rows of x, as operands of tensor cores in registers.
-//
-// A group has two slabs of 128 columns (half_rows.cuh, half_weights.cuh): lane c of a quad has units
-// c and c + 4 of the weight rows lane / 4 and lane / 4 + 8, and of row lane / 4 of each 8 rows of x.
-//   COLS      columns of a row
+// Groups of 256 columns of few rows of x as operands of tensor cores in registers, and their products
+// with groups of weights (group_weights.cuh). Lane c of a quad has units c and c + 4 of row lane / 4 of
+// each 8 rows of x.
 //   X_TILES   tiles of 8 rows of x
 
 #pragma once
 
-#include "half_rows.cuh"
-#include "half_weights.cuh"
+#include "group_weights.cuh"
 
-#define GROUP_UNITS 8
-#define WHOLE_SCALES (FORMAT == Q4_K || FORMAT == Q5_K || FORMAT == Q6_K) // see whole_scales.cuh
 #define SUM_FACTOR 0.015625f          // keeps sums of x below the largest float16 number
-#define UNITS ((COLS + 31) / 32) // of a row
 #define CHAINS (X_TILES == 1 ? 2 : 1) // sums of a product, whose additions do not wait for each other
 
 /// A lane's units of a group of x, multiplied by a power of two as half_rows.cuh describes, but for
@@ -68,16 +62,6 @@ struct GroupRows
     }
 };
 
-/// Where a lane's weights of a group are: in two rows of a matrix.
-struct GroupPlace
-{
-    Matrix w;
-    uint rows[2], group;
-
-    /// The number of the group in row h.
-    MEMBER uint block(uint h) const { return rows[h] * (UNITS / GROUP_UNITS) + group; }
-};
-
 /// Returns sum e of a product.
 DEVICE float totalOf(const float (&sums)[CHAINS][4], uint e)
 {
@@ -86,43 +70,22 @@ DEVICE float totalOf(const float (&sums)[CHAINS][4], uint e)
     return total;
 }
 
-#if WHOLE_SCALES
-#include "whole_scales.cuh"
-#else
-
-/// A lane's units of a group of weights, as they are stored: units c and c + 4 of two rows.
-struct StoredGroup
-{
-    StoredUnit units[2][2];
-
-    /// Loads the units c + 4 i.
-    MEMBER void load(const GroupPlace& place, uint c, uint i)
-    {
-        const uint unit = min(place.group * GROUP_UNITS + 4 * i + c, UNITS - 1);
-        UNROLL for (uint h = 0; h < 2; h++)
-            units[h][i] = loadStored(place.w, place.rows[h] * UNITS + unit);
-    }
-};
-
 /// The products of a group with the rows of x.
 struct GroupProducts
 {
-    uint c;
+    GroupWeights weights;
     float d[X_TILES][CHAINS][4];
 
-    MEMBER GroupProducts(const StoredGroup& w, uint c) : c(c), d {} {}
+    MEMBER GroupProducts(const StoredGroup& w, uint c) : weights(w, c), d {} {}
 
     /// Adds the products of the units c + 4 i.
     MEMBER void add(const StoredGroup& w, const GroupRows& x, uint i)
     {
-        // Rows and groups are whole blocks of a format.
-        const uint unit = 4 * i + c;
-        const HalfUnit low(w.units[0][i], unit), high(w.units[1][i], unit);
+        weights.prepare(w, i);
         UNROLL for (uint word = 0; word < STEPS; word++)
         {
             uint a[4];
-            low.pairs(word, a[0], a[2]);
-            high.pairs(word, a[1], a[3]);
+            weights.fragment(w, i, word, a);
             UNROLL for (uint j = 0; j < X_TILES; j++)
                 multiplyTiles(d[j][word % CHAINS], a, x.numbers[j][i][word][0], x.numbers[j][i][word][1]);
         }
@@ -131,11 +94,21 @@ struct GroupProducts
     /// Returns the products with 8 rows of x, as `multiplyTiles` has sums.
     MEMBER float4 of(const GroupRows& x, uint j) const
     {
+        float m[4] = {};
+#if WHOLE_SCALES && MINIMUMS
+        uint a[4];
+        weights.minimums(a);
+        multiplyTiles(m, a, x.sums[j][0], x.sums[j][1]);
+#endif
         float4 r;
         UNROLL for (uint e = 0; e < 4; e++)
-            r[e] = totalOf(d[j], e) * (x.inverses[j][e % 2] / WEIGHT_FACTOR);
+        {
+            float sum = totalOf(d[j], e) * weights.factor(e / 2);
+#if WHOLE_SCALES && MINIMUMS
+            sum -= m[e] * (weights.minimumFactor(e / 2) / SUM_FACTOR);
+#endif
+            r[e] = sum * x.inverses[j][e % 2];
+        }
         return r;
     }
 };
-
-#endif

@@ -46,6 +46,7 @@ DEVICE void copySlabs(const TileArguments& args, const TileOrigin& origin, uint 
 /// while the step before is multiplied.
 DEVICE void multiplySlab(const WeightSlab& weights, const uint8_t* x, Sums& sums)
 {
+    const MatrixPlace b = placeOfMatrix(x);
     uint a[2][WEIGHTS][4];
     UNROLL for (uint step = 0; step < STEPS; step++)
     {
@@ -53,7 +54,7 @@ DEVICE void multiplySlab(const WeightSlab& weights, const uint8_t* x, Sums& sums
         UNROLL for (uint t = 0; t < WEIGHTS; t++) weights.fragment(t, step, a[step % 2][t]);
         fenceProducts();
         UNROLL for (uint t = 0; t < WEIGHTS; t++)
-            multiplyGroup(sums.d[t], a[step % 2][t], x + step * 256);
+            multiplyGroup(sums.d[t], a[step % 2][t], shifted(b, step * 256));
         commitProducts();
     }
     waitForProducts<0>();

@@ -25,23 +25,39 @@ DEVICE uint storedOffset(uint row, uint chunk)
     return BY_ROW ? row * SLAB_ROW_BYTES + 16 * chunk : chunkOffset(row, chunk);
 }
 
-/// Loads a word of a unit, multiplied by its scale and `factor`, as two pairs of float16 numbers:
-/// bytes 0 and 2, 1 and 3. Past the last column they are zeros.
-DEVICE uint2 loadPairs(uint8_t* row, uint cols, uint unit, uint word, float factor)
+/// A word of a unit and the unit's scale. Past the last column both are zeros.
+struct ScaledWord
 {
-    if (unit * 32 + word * 4 >= cols) return uint2(0u);
-    uint bytes = ((uint*)row)[unit * 8 + word];
-    float scale = scalesOf(row, cols)[unit].x * factor;
-    float4 v;
-    UNROLL for (uint i = 0; i < 4; i++) v[i] = scale * float(int(bytes << (24 - 8 * i)) >> 24);
-    return uint2(packHalves(v.x, v.z), packHalves(v.y, v.w));
-}
+    uint bytes;
+    float scale;
+
+    MEMBER ScaledWord(uint8_t* row, uint cols, uint unit, uint word) : bytes(0), scale(0)
+    {
+        if (unit * 32 + word * 4 >= cols) return;
+        bytes = ((uint*)row)[unit * 8 + word];
+        scale = scalesOf(row, cols)[unit].x;
+    }
+
+    /// Returns the numbers times `factor` as two pairs of float16 numbers: bytes 0 and 2, 1 and 3.
+    MEMBER uint2 pairs(float factor) const
+    {
+        const float size = scale * factor;
+        float4 v;
+        UNROLL for (uint i = 0; i < 4; i++) v[i] = size * float(int(bytes << (24 - 8 * i)) >> 24);
+        return uint2(packHalves(v.x, v.z), packHalves(v.y, v.w));
+    }
+};
 
 KERNEL(half_rows, Arguments)
 {
     const uint thread = threadIdx.x, first = blockIdx.y * 8;
     const uint n = rowsOf(args.step, args.dim) * args.runs;
     if (first >= n) return;
+    const uint row = thread % 8, step = thread / 8 % STEPS;
+    const uint slab = blockIdx.x * WIDE + thread / (8 * STEPS);
+    uint8_t* x = rowAt(args, min(first + row, n - 1));
+    ScaledWord words[4] = { { x, args.cols, 4 * slab, step }, { x, args.cols, 4 * slab + 1, step },
+        { x, args.cols, 4 * slab + 2, step }, { x, args.cols, 4 * slab + 3, step } };
     {
         uint i = min(first + thread / SUBGROUP, n - 1);
         RowFactor factor = factorOf(rowAt(args, i), args.cols, thread % SUBGROUP);
@@ -52,15 +68,11 @@ KERNEL(half_rows, Arguments)
         }
     }
     __syncthreads();
-
-    uint row = thread % 8, step = thread / 8 % STEPS;
-    uint slab = blockIdx.x * WIDE + thread / (8 * STEPS);
     if (slab * SLAB >= args.cols) return;
-    uint8_t* x = rowAt(args, min(first + row, n - 1));
     uint4 low, high;
     UNROLL for (uint c = 0; c < 4; c++)
     {
-        uint2 pairs = loadPairs(x, args.cols, 4 * slab + c, step, factors[row]);
+        uint2 pairs = words[c].pairs(factors[row]);
         low[c] = pairs.x;
         high[c] = pairs.y;
     }

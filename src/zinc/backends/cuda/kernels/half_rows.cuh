@@ -51,7 +51,7 @@ DEVICE RowFactor factorOfScale(float top)
 DEVICE RowFactor factorOf(uint8_t* row, uint cols, uint lane)
 {
     float top = 0;
-    for (uint block = lane; block < (cols + 31) / 32; block += SUBGROUP)
+    _Pragma("unroll 8") for (uint block = lane; block < (cols + 31) / 32; block += SUBGROUP)
         top = max(top, scalesOf(row, cols)[block].x);
     return factorOfScale(warpMax(top));
 }

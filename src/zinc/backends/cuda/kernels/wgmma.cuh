@@ -48,8 +48,14 @@ DEVICE void fenceProducts() {}
 DEVICE void commitProducts() { emulator::commit_products(); }
 template <int pending> DEVICE void waitForProducts() { emulator::wait_for_products(pending); }
 
+/// A place of B in shared memory.
+typedef const uint8_t* MatrixPlace;
+
+DEVICE MatrixPlace placeOfMatrix(const uint8_t* b) { return b; }
+DEVICE MatrixPlace shifted(MatrixPlace b, uint bytes) { return b + bytes; }
+
 template <int TILES>
-DEVICE void multiplyGroup(float (&d)[TILES][4], const uint (&a)[4], const uint8_t* b)
+DEVICE void multiplyGroup(float (&d)[TILES][4], const uint (&a)[4], MatrixPlace b)
 {
     emulator::multiply_group(&d[0][0], a, b, TILES);
 }
@@ -131,15 +137,25 @@ template <int pending> DEVICE void waitForProducts()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-/// Returns the descriptor of B without swizzle: its address, the distance of the two matrices of 8
-/// columns, and the distance of neighbouring groups of 8 columns (PTX ISA, "Matrix descriptor").
-DEVICE uint64_t matrixDescriptor(const uint8_t* b)
+/// A place of B in shared memory: the low half of its descriptor without swizzle, which has the address
+/// and the distance of the two matrices of 8 columns. The high half has the distance of neighbouring
+/// groups of 8 columns (PTX ISA, "Matrix descriptor").
+struct MatrixPlace
 {
-    return uint64_t(sharedAddress(b) >> 4) | uint64_t(MATRIX_BYTES >> 4) << 16
-        | uint64_t(GROUP_STRIDE >> 4) << 32;
+    uint low;
+
+    MEMBER uint64_t descriptor() const { return low | uint64_t(GROUP_STRIDE >> 4) << 32; }
+};
+
+DEVICE MatrixPlace placeOfMatrix(const uint8_t* b)
+{
+    return { sharedAddress(b) >> 4 | (MATRIX_BYTES >> 4) << 16 };
 }
 
+DEVICE MatrixPlace shifted(MatrixPlace b, uint bytes) { return { b.low + (bytes >> 4) }; }
+
 // clang-format off
+#define REGISTERS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define REGISTERS_32 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, " \
     "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -158,9 +174,17 @@ DEVICE uint64_t matrixDescriptor(const uint8_t* b)
 #define SUMS_1(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define SUMS_4(j) SUMS_1(j), SUMS_1(j + 1), SUMS_1(j + 2), SUMS_1(j + 3)
 #define SUMS_16(j) SUMS_4(j), SUMS_4(j + 4), SUMS_4(j + 8), SUMS_4(j + 12)
-#define OPERANDS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(matrixDescriptor(b))
+#define OPERANDS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor())
 
-DEVICE void multiplyGroup(float (&d)[8][4], const uint (&a)[4], const uint8_t* b)
+DEVICE void multiplyGroup(float (&d)[4][4], const uint (&a)[4], MatrixPlace b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+                 "{" REGISTERS_16 "}, {%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
+                 : SUMS_4(0)
+                 : OPERANDS);
+}
+
+DEVICE void multiplyGroup(float (&d)[8][4], const uint (&a)[4], MatrixPlace b)
 {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
                  "{" REGISTERS_32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
@@ -168,7 +192,7 @@ DEVICE void multiplyGroup(float (&d)[8][4], const uint (&a)[4], const uint8_t* b
                  : OPERANDS);
 }
 
-DEVICE void multiplyGroup(float (&d)[16][4], const uint (&a)[4], const uint8_t* b)
+DEVICE void multiplyGroup(float (&d)[16][4], const uint (&a)[4], MatrixPlace b)
 {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
                  "{" REGISTERS_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
@@ -176,7 +200,7 @@ DEVICE void multiplyGroup(float (&d)[16][4], const uint (&a)[4], const uint8_t* 
                  : OPERANDS);
 }
 
-DEVICE void multiplyGroup(float (&d)[32][4], const uint (&a)[4], const uint8_t* b)
+DEVICE void multiplyGroup(float (&d)[32][4], const uint (&a)[4], MatrixPlace b)
 {
     asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
                  "{" REGISTERS_128 "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 0;"

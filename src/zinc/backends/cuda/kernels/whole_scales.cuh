@@ -1,6 +1,6 @@
 // Groups of weights in Q4_K, Q5_K and Q6_K: a block of 256 columns each. A weight is q s d - m e, where
 // q, s and m are whole numbers, and d and e belong to the block. Tensor cores multiply q s, and m
-// by sums of x. d and e are applied to the results.
+// by sums of x, or q s - m e / d with FOLD_MINIMUMS. d and e are applied to the results.
 //
 // Numbers are not converted: a whole number n below 1024 has the bits of the float16 number n 2^-24.
 // A product with s 2^k is n s 2^(k - 24), exact up to n s = 2048. A number from a high nibble is
@@ -33,6 +33,9 @@ struct BlockScales
             offset[i] = multiplyHalves(scales, 0x90009000u);        // -32 * 256 / 2^24
         }
     }
+
+    MEMBER void clear() { s[0] = s[1] = offset[0] = offset[1] = 0; }
+    MEMBER void foldMinimums(float) {}
 
     /// Returns q s 2^-16 for a pair of numbers of unit i.
     MEMBER uint scaled(uint numbers, uint i, bool is_high) const
@@ -93,7 +96,7 @@ struct StoredGroup
 struct BlockScales
 {
     uint s[2]; // of both units, for low and for high nibbles
-    uint m;    // bits of whole numbers
+    uint m;    // bits of whole numbers; with FOLD_MINIMUMS the negated minimums of operands
 
     BlockScales() = default;
 
@@ -106,10 +109,24 @@ struct BlockScales
         m = (minimums & 0x000f000fu) | (high << 2 & 0x00300030u);
     }
 
+    MEMBER void clear() { s[0] = s[1] = 0; }
+
+    /// Makes `m` what is added to operands: -m e / d times their factor 2^-14. ratio: e / d.
+    MEMBER void foldMinimums(float ratio)
+    {
+        const uint numbers = subtractHalves(m | 0x64006400u, 0x64006400u);
+        m = multiplyHalves(numbers, twice(ratio * (-SCALE_FACTOR / WHOLE_FACTOR)));
+    }
+
     /// Returns q s 2^-14 for a pair of numbers of unit i.
     MEMBER uint scaled(uint numbers, uint i, bool is_high) const
     {
-        return multiplyHalves(numbers, i ? secondTwice(s[is_high]) : firstTwice(s[is_high]));
+        const uint scale = i ? secondTwice(s[is_high]) : firstTwice(s[is_high]);
+#if FOLD_MINIMUMS
+        return addProductOfHalves(numbers, scale, i ? secondTwice(m) : firstTwice(m));
+#else
+        return multiplyHalves(numbers, scale);
+#endif
     }
 };
 
@@ -154,55 +171,81 @@ struct StoredGroup
 
 #endif
 
-/// The products of a block with the rows of x.
-struct GroupProducts
+/// Prefetches what a row has of a group, but for the scales, into L2.
+DEVICE void prefetchGroup(const GroupPlace& place)
+{
+    prefetchL2((uint4*)place.w.q + place.block(0) * GROUP_UNITS);
+#if FORMAT == Q6_K
+    prefetchL2((uint2*)place.w.h + place.block(0) * GROUP_UNITS);
+#endif
+}
+
+#if FOLD_MINIMUMS
+/// Returns whether products with d do not matter beside those with e: d is 0, or e / d is no float16
+/// number. `factors` has both.
+DEVICE bool isNegligible(float2 factors)
+{
+    return abs(factors.y) >= 60000.0f * abs(factors.x);
+}
+#endif
+
+/// The operands of a block, whose products are multiplied by a factor of their row.
+struct GroupWeights
 {
     BlockScales scales[2];
     float2 factors[2];
-    float d[X_TILES][CHAINS][4];
+#if FOLD_MINIMUMS
+    float inverses[2]; // of factors.x
+#endif
 
-    MEMBER GroupProducts(const StoredGroup& w, uint c) : d {}
+    MEMBER GroupWeights(const StoredGroup& w, uint c)
     {
         UNROLL for (uint h = 0; h < 2; h++)
         {
             scales[h] = w.scalesOfRow(h, c);
             factors[h] = w.factorsOfRow(h);
-        }
-    }
-
-    /// Adds the products of the units c + 4 i.
-    MEMBER void add(const StoredGroup& w, const GroupRows& x, uint i)
-    {
-        UNROLL for (uint word = 0; word < STEPS; word++)
-        {
-            uint a[4];
-            UNROLL for (uint h = 0; h < 2; h++)
+#if FOLD_MINIMUMS
+            if (isNegligible(factors[h]))
             {
-                uint even, odd;
-                w.numbers(h, i, word, even, odd);
-                a[h] = scales[h].scaled(even, i, word >= 4);
-                a[h + 2] = scales[h].scaled(odd, i, word >= 4);
+                scales[h].clear();
+                factors[h].x = factors[h].y == 0 ? 1.0f : factors[h].y;
             }
-            UNROLL for (uint j = 0; j < X_TILES; j++)
-                multiplyTiles(d[j][word % CHAINS], a, x.numbers[j][i][word][0], x.numbers[j][i][word][1]);
+            inverses[h] = approximateInverse(factors[h].x);
+            scales[h].foldMinimums(factors[h].y * inverses[h]);
+#endif
         }
     }
 
-    /// Returns the products with 8 rows of x, as `multiplyTiles` has sums.
-    MEMBER float4 of(const GroupRows& x, uint j) const
+    MEMBER void prepare(const StoredGroup& w, uint i) {}
+
+    /// Returns the operand of a word of the units c + 4 i.
+    MEMBER void fragment(const StoredGroup& w, uint i, uint word, uint (&a)[4]) const
     {
-        float m[4] = {};
-#if MINIMUMS
-        const uint a[4] = { scales[0].m, scales[1].m, scales[0].m, scales[1].m };
-        multiplyTiles(m, a, x.sums[j][0], x.sums[j][1]);
-#endif
-        float4 r;
-        UNROLL for (uint e = 0; e < 4; e++)
+        UNROLL for (uint h = 0; h < 2; h++)
         {
-            float sum = totalOf(d[j], e) * (factors[e / 2].x * (WHOLE_FACTOR / SCALE_FACTOR));
-            if (MINIMUMS) sum -= m[e] * (factors[e / 2].y * (WHOLE_FACTOR / SUM_FACTOR));
-            r[e] = sum * x.inverses[j][e % 2];
+            uint even, odd;
+            w.numbers(h, i, word, even, odd);
+            a[h] = scales[h].scaled(even, i, word >= 4);
+            a[h + 2] = scales[h].scaled(odd, i, word >= 4);
         }
-        return r;
     }
+
+    /// Returns what a product of row h is multiplied by.
+    MEMBER float factor(uint h) const { return factors[h].x * (WHOLE_FACTOR / SCALE_FACTOR); }
+
+#if FOLD_MINIMUMS
+    /// Returns the inverse of the factor of row h.
+    MEMBER float inverse(uint h) const { return inverses[h] * (SCALE_FACTOR / WHOLE_FACTOR); }
+#endif
+
+#if MINIMUMS && !FOLD_MINIMUMS
+    /// Returns the operand of the minimums, whose rows of x are sums.
+    MEMBER void minimums(uint (&a)[4]) const
+    {
+        UNROLL for (uint e = 0; e < 4; e++) a[e] = scales[e % 2].m;
+    }
+
+    /// Returns what the product of the minimums of row h is multiplied by.
+    MEMBER float minimumFactor(uint h) const { return factors[h].y * WHOLE_FACTOR; }
+#endif
 };

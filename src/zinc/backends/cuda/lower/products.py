@@ -1,63 +1,47 @@
 """Lowerings of products on tensor cores: linear, linear_glu, moe_glu and moe_down of several rows.
 
 Kernels for few rows of x read 8-bit blocks. For more rows, `half_rows` converts them to float16
-first, once for all products of a launch. Single rows have a GEMV, and float weights a GEMM of their
-own (float_products.py). Experts of float weights and batch-invariant mode keep the shared
-lowerings.
+first (half_rows.py), once for all products of a launch. Single rows have a GEMV, 5 to 16 rows a
+GEMM of evenly divided blocks (few_rows.py), 17 to 64 rows a stream-K GEMM where warp groups exist
+(stream.py), and float weights a GEMM of their own (float_products.py). Experts of float weights and
+batch-invariant mode keep the shared lowerings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zinc.backends.cuda import tiles
-from zinc.backends.cuda.lower import few_rows, float_products, gemv
+from zinc.backends.cuda.lower import few_rows, float_products, gemv, stream
+from zinc.backends.cuda.lower.half_rows import GROUP, NO_ROWS, HalfRows, converted
 from zinc.backends.cuda.lower.registry import lowers
-from zinc.backends.cuda.tiles import SLAB, SLAB_ROW_BYTES, MmaTile, SlotTiles
+from zinc.backends.cuda.tiles import MmaTile, SlotTiles
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.constants import ProductKind
-from zinc.gpu.arguments.structs import (
-    ExpertTileArguments,
-    HalfRowsArguments,
-    LinearTileArguments,
-    MoeSumArguments,
-)
+from zinc.gpu.arguments.structs import ExpertTileArguments, LinearTileArguments, MoeSumArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.kernel_set import LOWERINGS
 from zinc.gpu.lower import experts, linear
 from zinc.gpu.lower.experts import ExpertProduct
 from zinc.gpu.lower.linear import Product
-from zinc.gpu.lower.operands import ceil_div, dim_code, rows
+from zinc.gpu.lower.operands import ceil_div, rows
 from zinc.gpu.lower.weights import weight_of
-from zinc.gpu.rows import row_bytes
 from zinc.gpu.tiles import MAX_BATCH
 from zinc.ops.values import RowFormat
 
-GROUP = 8  # rows of a group (half_rows.cuh)
-WIDE = 4  # slabs that a block of half_rows converts
 SUM_THREADS = 128  # of moe_sum
-
-
-@dataclass(frozen=True, slots=True)
-class HalfRows:
-    """Rows that half_rows has converted: address, inverses of their factors, rows of a slab."""
-
-    address: int = 0
-    inverses: int = 0
-    n_rows: int = 0
-
-
-NO_ROWS = HalfRows()
 
 
 @lowers("linear")
 def linear_products(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     if few_rows.takes(launch, at, bucket):
         return few_rows.linear(launch, at, bucket)
+    if stream.takes(launch, at, bucket):
+        return stream.linear(launch, at, bucket)
     x, products = rows(launch, "x"), linear.products_of(launch, at)
     if _takes_rows(at, bucket, x, few_rows.FEWEST_ROWS):
         return _side_by_side(products, at, bucket)
@@ -75,6 +59,8 @@ def gated_products(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
         return float_products.dispatches(products, at, bucket, in_order=True)
     if few_rows.takes(launch, at, bucket):
         return few_rows.linear_glu(launch, at, bucket)
+    if stream.takes(launch, at, bucket):
+        return stream.linear_glu(launch, at, bucket)
     if not _takes_rows(at, bucket, x, few_rows.FEWEST_ROWS):
         return gemv.linear_glu(launch, at, bucket)
     products = linear.gated_products_of(launch, at, bucket, joins=True)
@@ -136,7 +122,7 @@ def _side_by_side(
     dispatches, x = [], NO_ROWS
     if any(tile.stages for tile in chosen):
         batch = max(tile.batch for tile in chosen)
-        conversion, x = _converted(products[0].x, products[0].w.cols, 1, batch, at, bucket)
+        conversion, x = converted(products[0].x, products[0].w.cols, 1, batch, at, bucket)
         dispatches.append(conversion)
     for i, (product, tile) in enumerate(zip(products, chosen, strict=True)):
         starts_late = i == 0 and (waits or x is not NO_ROWS)
@@ -185,7 +171,7 @@ def _expert_dispatches(
         groups = (groups_x, tile.spread, min(w.planes, slots))
         return [Dispatch(KernelVariant("gemm_mma", defines), arguments, groups, waits)]
     runs = top_k if product.x.run else 1
-    conversion, x = _converted(read, w.cols, runs, GROUP, at, bucket, by_row=True)
+    conversion, x = converted(read, w.cols, runs, GROUP, at, bucket, by_row=True)
     arguments = _expert_arguments(product, x, at, bucket)
     kernel = KernelVariant("gemm_experts", defines, tile.shared_bytes)
     groups = (groups_x, tile.spread, w.planes)
@@ -216,32 +202,3 @@ def _expert_arguments(
     return ExpertTileArguments(
         product=product.arguments(at, bucket), x=x.address, inverses=x.inverses, x_rows=x.n_rows
     )
-
-
-def _converted(
-    x: Ref, cols: int, runs: int, batch: int, at: Addresses, bucket: Bucket, by_row: bool = False
-) -> tuple[Dispatch, HalfRows]:
-    """Return the conversion of rows with `runs` runs of `cols` columns, and where the rows will be.
-
-    A slab has room for whole tiles of `batch` rows. by_row: kernels gather the rows.
-    """
-    n = bucket.rows(x.dim) * runs
-    n_rows, n_slabs = ceil_div(n, batch) * batch, ceil_div(cols, SLAB)
-    n_bytes = n_slabs * n_rows * SLAB_ROW_BYTES
-    address = at.scratch.take(n_bytes + 4 * n_rows)
-    made = HalfRows(address, address + n_bytes, n_rows)
-    arguments = HalfRowsArguments(
-        step=at.step,
-        x=at.ref(x),
-        y=made.address,
-        inverses=made.inverses,
-        cols=cols,
-        x_stride=x.stride,
-        x_run=row_bytes(x.format, cols) if runs > 1 else 0,
-        y_rows=n_rows,
-        runs=runs,
-        dim=dim_code(x.dim, bucket),
-    )
-    groups = (ceil_div(n_slabs, WIDE), ceil_div(n, GROUP), 1)
-    kernel = KernelVariant("half_rows", (("BY_ROW", int(by_row)),))
-    return Dispatch(kernel, arguments, groups), made

@@ -1,0 +1,58 @@
+"""Rows of 8-bit blocks that the kernel half_rows converts to float16 operands of tensor cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zinc.backends.cuda.tiles import SLAB, SLAB_ROW_BYTES
+from zinc.backends.plans import Ref
+from zinc.gpu.addresses import Addresses
+from zinc.gpu.arguments.structs import HalfRowsArguments
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.lower.operands import ceil_div, dim_code
+from zinc.gpu.rows import row_bytes
+
+GROUP = 8  # rows of a group (half_rows.cuh)
+WIDE = 4  # slabs that a block of half_rows converts
+
+
+@dataclass(frozen=True, slots=True)
+class HalfRows:
+    """Rows that half_rows has converted: address, inverses of their factors, rows of a slab."""
+
+    address: int = 0
+    inverses: int = 0
+    n_rows: int = 0
+
+
+NO_ROWS = HalfRows()
+
+
+def converted(
+    x: Ref, cols: int, runs: int, batch: int, at: Addresses, bucket: Bucket, by_row: bool = False
+) -> tuple[Dispatch, HalfRows]:
+    """Return the conversion of rows with `runs` runs of `cols` columns, and where the rows will be.
+
+    A slab has room for whole tiles of `batch` rows. by_row: kernels gather the rows.
+    """
+    n = bucket.rows(x.dim) * runs
+    n_rows, n_slabs = ceil_div(n, batch) * batch, ceil_div(cols, SLAB)
+    n_bytes = n_slabs * n_rows * SLAB_ROW_BYTES
+    address = at.scratch.take(n_bytes + 4 * n_rows)
+    made = HalfRows(address, address + n_bytes, n_rows)
+    arguments = HalfRowsArguments(
+        step=at.step,
+        x=at.ref(x),
+        y=made.address,
+        inverses=made.inverses,
+        cols=cols,
+        x_stride=x.stride,
+        x_run=row_bytes(x.format, cols) if runs > 1 else 0,
+        y_rows=n_rows,
+        runs=runs,
+        dim=dim_code(x.dim, bucket),
+    )
+    groups = (ceil_div(n_slabs, WIDE), ceil_div(n, GROUP), 1)
+    kernel = KernelVariant("half_rows", (("BY_ROW", int(by_row)),))
+    return Dispatch(kernel, arguments, groups), made
