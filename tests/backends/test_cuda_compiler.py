@@ -32,6 +32,7 @@ HOT = {
     "gemm_few",
     "gemm_mma",
     "gemm_slots",
+    "gemm_stream",
     "attention",
     "attention_mma",
     "attention_wide",

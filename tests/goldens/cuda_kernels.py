@@ -22,6 +22,7 @@ from zinc.backends.cuda import CUDA_KERNELS, compiler
 from zinc.backends.plans import Plan
 from zinc.engine.speculative.speculation import MOST_RECURRENT_ROWS
 from zinc.gpu.addresses import NominalAddresses
+from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import Features
 from zinc.ops.graph import Graph
@@ -97,6 +98,8 @@ TARGETS = {
         Target("sm_120a", "RTX 5090", 170, 100),
     )
 }
+ROWS = Bucket(tokens=32, outputs=32, sequences=1, keys=4096)
+ROW_KERNELS = {"gemm_stream", "gemm_slots"}
 ON_PAGE = (TARGETS["sm_90a"], TARGETS["sm_80"])
 
 
@@ -166,13 +169,18 @@ def _plan(graph: Graph) -> Plan:
 
 @cache
 def uses(target: Target, kv_dtype: str = "f16") -> list[Use]:
-    """Return each kernel that the plans run on `target` in the steps `pins.BUCKETS`."""
+    """Return each kernel that the plans run on `target` in the steps `pins.BUCKETS`.
+
+    Steps of 32 rows add the kernels of `ROW_KERNELS`, which no other step has.
+    """
     at = NominalAddresses(target.features, kv_dtype)
     found: dict[KernelVariant, Use] = {}
     for plan in plans():
-        for step, bucket in pins.BUCKETS.items():
+        for step, bucket in {**pins.BUCKETS, "32 rows": ROWS}.items():
             for launch in plan.launches:
                 for dispatch in CUDA_KERNELS.lower(launch, at, bucket):
+                    if bucket is ROWS and dispatch.kernel.name not in ROW_KERNELS:
+                        continue
                     found.setdefault(dispatch.kernel, Use(launch.kernel, step, dispatch.kernel))
     return list(found.values())
 
