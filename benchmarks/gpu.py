@@ -147,11 +147,13 @@ def row_steps(
 ) -> list[dict[str, Any]]:
     """Measure a step of n tokens of one sequence for each n of `counts`, and of one token.
 
-    As in a verification of drafts, each token has an output row, and the device samples them.
-    Rounds alternate between the counts, so that changes of clocks affect all of them.
+    Tokens are random, so that they choose many experts. As in a verification of drafts, each of
+    them has an output row, and the device samples those. Rounds alternate between the counts, so
+    that changes of clocks affect all of them.
     """
     counts = sorted({1, *counts})
-    steps = {n: sampled(StepMaker(model).step([7] * n, depth, outputs=n)) for n in counts}
+    ids = np.random.default_rng(7).integers(1000, size=max(counts)).tolist()
+    steps = {n: sampled(StepMaker(model).step(ids[:n], depth, outputs=n)) for n in counts}
     seconds: dict[int, list[float]] = {n: [] for n in counts}
     for _ in range(REPETITIONS + 1):
         for n, step in steps.items():
