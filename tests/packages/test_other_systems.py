@@ -29,7 +29,7 @@ select.select = no_select
 """
 IMPORT_ALL = """
 import pkgutil, zinc
-NEED_RAY = {f"zinc.cluster.{name}" for name in ("app", "control", "router")}
+NEED_RAY = {f"zinc.cluster.{x}" for x in ("app", "control", "fronts", "handles", "router")}
 for module in pkgutil.walk_packages(zinc.__path__, "zinc."):
     if not module.name.endswith("__main__") and module.name not in NEED_RAY:
         __import__(module.name)

@@ -68,6 +68,8 @@ class Sharing:
             ) from None
         self._door.setblocking(False)
         self._task = asyncio.create_task(self._give(listener.fileno()))
+        # Not in `close`: the event loop would still watch the number of the closed socket.
+        self._task.add_done_callback(lambda _: self._door.close())
 
     async def _give(self, handle: int) -> None:
         loop = asyncio.get_running_loop()
@@ -79,7 +81,6 @@ class Sharing:
     def close(self) -> None:
         """Stop giving the socket away."""
         self._task.cancel()
-        self._door.close()
         self._path.unlink(missing_ok=True)
 
 

@@ -199,7 +199,7 @@ def test_the_server_listens_on_ollamas_port_too(monkeypatch: pytest.MonkeyPatch)
     from zinc.server import main
     from zinc.server.config import ModelSource, ServerConfig
 
-    free = main.bind(ServerConfig((ModelSource(MODEL, None),), port=0))
+    free = main.bind("127.0.0.1", 0)
     port = free.getsockname()[1]
     free.close()
     monkeypatch.setattr(main, "OLLAMA_PORT", port)
