@@ -106,7 +106,7 @@ def test_products_agree_with_the_reference(name: str) -> None:
     ],
 )
 def test_products_of_other_tiles(tile: StreamTile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks have more units than stages, and whole tiles between those that they share."""
+    """Give blocks more units than stages, and whole tiles besides the ones they share."""
     monkeypatch.setattr(tiles, "_gemm_stream", lambda key: tile)
     assert error_of(linear([T.Q4_K], [520], 1024, 18)) <= TOLERANCE
 

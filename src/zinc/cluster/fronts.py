@@ -29,7 +29,7 @@ from zinc.cluster.listener import user_folder
 from zinc.core.errors import RequestError, ZincError
 
 Failure: TypeAlias = tuple[str, str, str]
-"""What failed, why, and what to do: exceptions would reach callers without these parts."""
+"""The parts of a ZincError: `what`, `why` and `hint`. Ray does not carry them in exceptions."""
 
 _PREFIX = "front-"
 _HEAD = {"node:__internal_head__": 0.001}
@@ -150,7 +150,7 @@ def stop() -> None:
 
 
 def _names() -> list[str]:
-    """Return the names of all fronts, including those that are stopping."""
+    """Return the actor names of all fronts. Fronts that are stopping are included."""
     return [name for name in ray.util.list_named_actors() if name.startswith(_PREFIX)]
 
 

@@ -1,9 +1,9 @@
-"""Running a common prefix once: prompts that arrive together wait for the first of them.
+"""Computation of a shared prefix once for prompts that arrive together.
 
-The scheduler delays a sequence while another one, running or ahead of it in the queue, computes the
-prefix that both share. Then both take it from the prefix cache (eight answers to one prompt, agents
-with the same system prompt). No sequence loses time: the step's tokens that it would have used for
-the prefix go to the first sequence.
+Examples are eight answers to one prompt, and agents with the same system prompt. If two waiting or
+running sequences share a prefix, the scheduler lets the first one compute it and delays the second.
+The second then reads the prefix from the prefix cache. It loses no time, because its share of the
+tokens of each step goes to the first.
 """
 
 from __future__ import annotations

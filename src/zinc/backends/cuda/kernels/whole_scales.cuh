@@ -111,7 +111,7 @@ struct BlockScales
 
     MEMBER void clear() { s[0] = s[1] = 0; }
 
-    /// Makes `m` what is added to operands: -m e / d times their factor 2^-14. ratio: e / d.
+    /// Replaces `m` by -m e / d 2^-14, which `scaled` adds to each operand. ratio: e / d.
     MEMBER void foldMinimums(float ratio)
     {
         const uint numbers = subtractHalves(m | 0x64006400u, 0x64006400u);
