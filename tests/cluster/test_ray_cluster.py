@@ -108,11 +108,14 @@ def test_a_cluster_starts_answers_and_stops(cluster: Cluster, tmp_path):
     assert (
         "there is no room for a replica: each takes 1 CPU and 110.0 TB of memory" in failed.stderr
     )
-    missing = cluster("up", str(tmp_path / "missing.gguf"))
-    assert missing.returncode == 1
-    assert "a replica cannot start" in missing.stderr
-    assert "missing.gguf" in missing.stderr
-    assert missing.stderr.count("\n") == 1
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(b"GGUF")
+    for file in (damaged, tmp_path / "missing.gguf"):
+        failed = cluster("up", str(file))
+        assert failed.returncode == 1
+        assert "a replica cannot start" in failed.stderr
+        assert file.name in failed.stderr
+        assert failed.stderr.count("\n") == 1
     with socket.create_server(("127.0.0.1", PORT)):
         taken = cluster("up", "--port", str(PORT))
     assert taken.returncode == 1
@@ -173,6 +176,11 @@ def test_each_model_has_replicas_that_updates_of_others_leave_alone(
     assert done.returncode == 1
     assert "a replica of 'd' cannot start" in done.stderr
     assert second in replicas_of("b")
+    done = up({"b": {**small, "model": "missing.gguf"}})
+    assert done.returncode == 1
+    assert "a replica cannot start" in done.stderr
+    assert second in replicas_of("b")
+    assert listed() == ["b", "c"]
 
 
 def replicas_of(model: str) -> set[str]:

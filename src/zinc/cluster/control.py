@@ -26,6 +26,7 @@ from zinc.cluster.applications import (
     is_of_cluster,
     model_of,
 )
+from zinc.cluster.model_check import cannot_start, check_models
 from zinc.cluster.options import ClusterOptions
 from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, ZincError
 
@@ -105,6 +106,7 @@ def up(options: ClusterOptions, host: str, port: int) -> None:
             "it was started with `serve deploy`",
             "update it with `serve deploy`, or stop it first with `zinc cluster down`",
         )
+    check_models(options.by_model())
     names = list(options.by_model())
     settings = {**front.args, "host": host, "port": port, "drain_s": options.drain_s}
     settings["max_connections"] = options.max_connections
@@ -260,7 +262,7 @@ def _failure(configs: Sequence[ApplicationConfig]) -> ZincError:
     model = model_of(name) if sum(model_of(each) is not None for each in ours) > 1 else None
     reason = _reason(ours[name]) if name in ours else ""
     if reason:
-        return DeviceError(f"a replica{f' of {model!r}' if model else ''} cannot start", reason)
+        return cannot_start(model or "", reason)
     why = ours[name].message.strip().rpartition("\n")[2] if name in ours else ""
     return DeviceError(
         "the cluster cannot start", why, "the log of the replica in Ray's dashboard has the cause"
