@@ -119,6 +119,25 @@ def test_the_socket_of_a_front_that_crashed_is_opened_again(folder):
     assert not stale.exists()
 
 
+def test_files_of_fronts_that_crashed_are_removed(folder):
+    asyncio.run(_files_are_removed(folder))
+
+
+async def _files_are_removed(folder: Path) -> None:
+    port = free_port()
+    first = ingress(named("first"), port, folder)
+    await first.start()
+    for name in ("!", "~"):  # before and after the file of the first
+        with socket.socket(socket.AF_UNIX) as crashed:
+            crashed.bind(str(folder / f"{HOST}-{port}-{name}.sock"))
+    second = ingress(named("second"), port, folder)
+    await second.start()
+    assert len(list(folder.iterdir())) == 2
+    await first.stop()
+    assert await get(port) == "second"
+    await second.stop()
+
+
 def test_a_folder_of_other_users_is_refused(folder):
     folder.chmod(0o777)
     with pytest.raises(RequestError, match="other users can access it"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +13,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +26,7 @@ from zinc.engine.load.files import resolve_model
 
 Cluster = Callable[..., subprocess.CompletedProcess[str]]
 PATIENCE_S = 120.0
+RESTART_S = 8.0  # for Ray to start a front again
 PORT = 27_500 + os.getpid() % 1000
 URL = f"http://127.0.0.1:{PORT}"
 ASK = [{"role": "user", "content": "Tell me of the river and the old stone bridge."}]
@@ -181,6 +185,69 @@ def test_each_model_has_replicas_that_updates_of_others_leave_alone(
     assert "a replica cannot start" in done.stderr
     assert second in replicas_of("b")
     assert listed() == ["b", "c"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="front processes are found in /proc")
+@pytest.mark.every
+def test_fronts_that_crash_come_back_unless_they_are_stopped(
+    cluster: Cluster, ray_environment: dict[str, str]
+):
+    def up(*words: str) -> None:
+        given = ["--port", str(PORT), "--backend", of_embedded_model(), "--context", "256"]
+        done = cluster("up", *given, *words)
+        assert done.returncode == 0, done.stderr
+
+    up("--fronts", "2")
+    text = chat(8)
+    first, second = fronts(ray_environment)
+    os.kill(first, signal.SIGKILL)
+    for _ in range(20):  # by the other front
+        assert chat(8) == text
+    wait_until(lambda: len(fronts(ray_environment)) == 2)
+    assert second in fronts(ray_environment)
+    assert cluster("status").returncode == 0
+
+    os.kill(second, signal.SIGKILL)
+    up("--max-connections", "500")  # the front that restarts has other options
+    wait_until(lambda: len(fronts(ray_environment)) == 1)
+    assert cluster("status").returncode == 0
+    assert chat(8) == text
+
+    os.kill(fronts(ray_environment)[0], signal.SIGKILL)
+    wait_until(lambda: is_answered(text))
+    os.kill(fronts(ray_environment)[0], signal.SIGKILL)
+    assert cluster("down").returncode == 0
+    time.sleep(RESTART_S)
+    assert not fronts(ray_environment)
+
+
+def is_answered(text: str) -> bool:
+    """Return whether the cluster answers; its answer must be `text`."""
+    try:
+        assert chat(8) == text
+    except OSError:
+        return False
+    return True
+
+
+def fronts(environment: dict[str, str]) -> list[int]:
+    """Return the ids of the processes of fronts on the Ray of `environment`."""
+    mark = f"RAY_AUTH_TOKEN={environment['RAY_AUTH_TOKEN']}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_front = (process / "cmdline").read_bytes().startswith(b"ray::FrontActor")
+            if is_front and mark in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+    return sorted(found)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for a condition, for at most `PATIENCE_S`."""
+    until = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.2)
 
 
 def replicas_of(model: str) -> set[str]:

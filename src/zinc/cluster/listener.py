@@ -31,14 +31,17 @@ def open_listener(host: str, port: int, folder: Path) -> socket.socket:
 
     folder: of all fronts of one cluster. Raises RequestError if the address cannot be used.
     """
+    listeners = []
     for path in sorted(folder.glob(f"{host}-{port}-*.sock")):
         try:
-            return _received(path)
+            listeners.append(_received(path))
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)  # its front has ended
         except OSError:
             continue  # it is stopping, or does not answer
-    return bind(host, port, _HINT)
+    for other in listeners[1:]:
+        other.close()
+    return listeners[0] if listeners else bind(host, port, _HINT)
 
 
 def _received(path: Path) -> socket.socket:
