@@ -9,10 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -248,6 +250,50 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < until
         time.sleep(0.2)
+
+
+@pytest.mark.every
+def test_replicas_follow_the_queue(
+    cluster: Cluster, ray_address: str, ray_environment: dict[str, str]
+):
+    words = ["cluster", "up", "--max-replicas", "2", "--queue", "1", "--port", str(PORT)]
+    words += ["--backend", of_embedded_model(), "--context", "256", "--address", ray_address]
+    code = (
+        "from zinc.cluster import applications\n"
+        "applications._MORE_AFTER_S, applications._FEWER_AFTER_S = 1.0, 1.0\n"
+        "from zinc.cli.main import main\n"
+        f"raise SystemExit(main({words!r}))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], env=ray_environment, check=True)
+    text = chat(24)
+    is_over = threading.Event()
+
+    def ask() -> set[str]:
+        found = set()
+        while not is_over.is_set():
+            answer, replica = ask_replica(24)
+            assert answer == text
+            found.add(replica)
+        return found
+
+    with ThreadPoolExecutor(8) as pool:
+        clients = [pool.submit(ask) for _ in range(8)]
+        wait_until(lambda: n_replicas(cluster) == 2)
+        is_over.set()
+        for client in clients:
+            client.result()
+    with ThreadPoolExecutor(1) as pool:
+        is_over.clear()
+        client = pool.submit(ask)
+        wait_until(lambda: n_replicas(cluster) == 1)
+        is_over.set()
+        assert client.result()
+
+
+def n_replicas(cluster: Cluster) -> int:
+    """Return how many replicas the cluster has, in any state."""
+    models = json.loads(cluster("status", "--json").stdout)["models"]
+    return sum(n for each in models.values() for n in each["replicas"].values())
 
 
 def replicas_of(model: str) -> set[str]:

@@ -21,6 +21,7 @@ FRONT_APPLICATION, DIRECTORY_APPLICATION = "zinc", "zinc.prefixes"
 _PREFIX = "zinc-"
 _TOGETHER = "models"  # application of replicas that serve all models
 _SHARED_PART = 0.5  # of Ray's object store, for shared prefixes
+_MORE_AFTER_S, _FEWER_AFTER_S = 5.0, 300.0  # with requests that queue, or none
 
 # Ray Serve runs a deployment in a thread beside its own, and passes each part of an answer between
 # them. In one thread, which the front and the server never block, requests take less time.
@@ -82,8 +83,8 @@ def _model(name: str, options: ClusterOptions) -> ApplicationConfig:
             "max_replicas": options.max_replicas,
             "initial_replicas": options.replicas,
             "target_ongoing_requests": options.queue,
-            "upscale_delay_s": 5.0,
-            "downscale_delay_s": 300.0,
+            "upscale_delay_s": _MORE_AFTER_S,
+            "downscale_delay_s": _FEWER_AFTER_S,
         }
     else:
         settings["num_replicas"] = options.replicas
