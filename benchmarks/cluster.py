@@ -24,15 +24,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import zinc
 from zinc.core.processor import cpu_model
@@ -46,13 +45,12 @@ WORDS = [
     "teacher", "island", "summer", "doctor", "engine", "paper",
 ]  # fmt: skip
 PORT = 18231
-# The cache of a server holds a multiple of its context, so a replica gets a share of the context.
-CONTEXT = 4032
 SYSTEM_WORDS, TURN_WORDS, ANSWER_TOKENS = 30, 40, 8
 MAX_REFUSED = 5
 PATIENCE_S = 180.0
 START_S = 120.0
-SEEDS = 3  # of calculated hit rates
+SEEDS = 10  # of calculated hit rates
+OTHER_MEMORY = (0.25, 0.375, 0.5, 0.625, 0.75, 1.25, 1.5)  # of calculated hit rates
 PROCESSES = {  # by their titles
     "front": "ray::FrontActor",
     "replicas": "ray::ServeReplica:zinc-",
@@ -111,7 +109,7 @@ def post(text: str) -> tuple[int, dict[str, str], bytes]:
 def cluster(args: argparse.Namespace, *more: str) -> None:
     """Run `zinc cluster up` with the benchmark's options."""
     more = (*args.model, *more)
-    context = str(CONTEXT // args.replicas)
+    context = str(args.context // args.replicas)
     subprocess.run(
         [
             sys.executable, "-m", "zinc", "cluster", "up", "--replicas", str(args.replicas),
@@ -147,7 +145,7 @@ def running(args: argparse.Namespace, router: str) -> Iterator[None]:
     server = subprocess.Popen(
         [
             sys.executable, "-m", "zinc", "serve", *args.model, "--port", str(PORT),
-            "--threads", "1", "--context", str(CONTEXT), "--max-waiting", "200",
+            "--threads", "1", "--context", str(args.context), "--max-waiting", "200",
         ],
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -370,21 +368,36 @@ def expected(args: argparse.Namespace) -> dict[str, Any]:
     """Return hit rates that one server, and random routing, are expected to have.
 
     Turns are taken in a random order, as in `hits`, but one at a time. Caches keep the most
-    recently used tokens.
+    recently used blocks. The rates are means over `SEEDS` orders.
     """
     path = resolve_model(args.model[0] if args.model else None)
-    with LLM(path, context=CONTEXT) as llm:
+    with LLM(path, context=args.context) as llm:
         room = kv_tokens(llm)
         prompts = [prompt_tokens(llm, i, args) for i in range(args.conversations)]
-    with LLM(path, context=CONTEXT // args.replicas) as llm:
-        share = kv_tokens(llm)
-    single = statistics.mean(cached_share(prompts, args, 1, room, seed) for seed in range(SEEDS))
-    found: dict[str, Any] = {"single": {"kv_tokens": room, "hit_rate": single}}
-    for name, kept in (("random", share), ("random, a server's memory each", room)):
-        rates = [cached_share(prompts, args, args.replicas, kept, seed) for seed in range(SEEDS)]
-        rate = statistics.mean(rates)
-        found[name] = {"kv_tokens": kept, "hit_rate": rate, "of_single": rate / single}
-    return found
+    n = args.replicas
+
+    def rate(n_replicas: int, n_tokens: int) -> float:
+        return statistics.mean(
+            cached_share(prompts, args, n_replicas, n_tokens, seed) for seed in range(SEEDS)
+        )
+
+    def compared(n_tokens: int) -> dict[str, float]:
+        single, at_random = rate(1, n_tokens), rate(n, n_tokens // n)
+        return {
+            "kv_tokens": n_tokens,
+            "single": single,
+            "random": at_random,
+            "of_single": at_random / single,
+        }
+
+    found = compared(room)
+    more = rate(n, room)
+    return {
+        **found,
+        "random, a server's memory each": more,
+        "of_single, a server's memory each": more / found["single"],
+        "other memory": [compared(int(part * room)) for part in OTHER_MEMORY],
+    }
 
 
 def kv_tokens(llm: LLM) -> int:
@@ -408,7 +421,7 @@ def cached_share(
 ) -> float:
     """Return the share of prompt tokens in caches of `room` tokens, at random replicas."""
     rng = random.Random(seed)
-    caches: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(replicas)]
+    caches = [BlockCache(room // BLOCK_TOKENS) for _ in range(replicas)]
     left = [args.turns] * len(prompts)
     n_cached = n_tokens = 0
     while any(left):
@@ -417,22 +430,66 @@ def cached_share(
         left[number] -= 1
         tokens = prompts[number][turn]
         cache = rng.choice(caches)
-        missing = (i for i, p in enumerate(prefixes(tokens[:-1])) if p not in cache)
-        n_cached += next(missing, len(tokens) - 1)
+        n_cached += cache.n_matching(tuple(tokens[:-1]))
         n_tokens += len(tokens)
         # The next prompt begins with this one and its answer, whose last token is not computed.
         kept = prompts[number][min(turn + 1, args.turns - 1)][: len(tokens) + ANSWER_TOKENS - 1]
-        for prefix in reversed(prefixes(kept)):  # the end of a prompt is dropped first
-            cache[prefix] = None
-            cache.move_to_end(prefix)
-        while len(cache) > room:
-            cache.popitem(last=False)
+        cache.add(tuple(kept))
     return n_cached / n_tokens
 
 
-def prefixes(tokens: list[int]) -> list[int]:
-    """Return a digest of each prefix of `tokens`, the shortest first."""
-    return list(accumulate(tokens, lambda prefix, token: hash((prefix, token)), initial=0))[1:]
+Tokens: TypeAlias = tuple[int, ...]
+
+
+class BlockCache:
+    """A prefix cache of `n_blocks` blocks, which drops the least recently used ones.
+
+    A text takes a block of its own from the block in which it differs from all others.
+    """
+
+    def __init__(self, n_blocks: int) -> None:
+        self._n_blocks = n_blocks
+        self._blocks: OrderedDict[tuple[Tokens, Tokens], None] = OrderedDict()  # (before, tokens)
+        self._after: defaultdict[Tokens, set[Tokens]] = defaultdict(set)
+
+    def n_matching(self, tokens: Tokens) -> int:
+        """Return how many of the first `tokens` are cached."""
+        n = 0
+        for before, block in blocks_of(tokens):
+            found = max((n_common(block, other) for other in self._after[before]), default=0)
+            n += found
+            if found < BLOCK_TOKENS:
+                break
+        return n
+
+    def add(self, tokens: Tokens) -> None:
+        """Add the blocks of a text, or mark them as used."""
+        for before, block in reversed(blocks_of(tokens)):  # the end of a text is dropped first
+            others = self._after[before]
+            whole = next((each for each in others if each[: len(block)] == block), block)
+            for part in [each for each in others if whole != each == whole[: len(each)]]:
+                self._remove(before, part)
+            others.add(whole)
+            self._blocks[before, whole] = None
+            self._blocks.move_to_end((before, whole))
+        while len(self._blocks) > self._n_blocks:
+            self._remove(*next(iter(self._blocks)))
+
+    def _remove(self, before: Tokens, block: Tokens) -> None:
+        del self._blocks[before, block]
+        self._after[before].remove(block)
+
+
+def blocks_of(tokens: Tokens) -> list[tuple[Tokens, Tokens]]:
+    """Return the tokens of each block, after those before it. The last block may be part of one."""
+    starts = range(0, len(tokens), BLOCK_TOKENS)
+    return [(tokens[:start], tokens[start : start + BLOCK_TOKENS]) for start in starts]
+
+
+def n_common(one: Tokens, other: Tokens) -> int:
+    """Return the length of the common prefix."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {"lost": lost, "update": update}
@@ -448,6 +505,13 @@ def main() -> int:
     parser.add_argument("--routers", nargs="+", default=routers, choices=routers + shared)
     parser.add_argument("--model", nargs=1, default=[], help="file (default: the embedded model)")
     parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument(
+        "--context",
+        type=int,
+        default=4032,
+        help="context of the single server, and of the replicas together; a cache holds a multiple "
+        "of its server's context",
+    )
     parser.add_argument("--conversations", type=int, default=200)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--systems", type=int, default=5)
@@ -463,6 +527,7 @@ def main() -> int:
         "version": zinc.__version__,
         "cpu": cpu_model(),
         "replicas": args.replicas,
+        "context": args.context,
         "conversations": args.conversations,
         "turns": args.turns,
         "systems": args.systems,
