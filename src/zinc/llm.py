@@ -54,7 +54,7 @@ from zinc.engine.load.options import LoadOptions
 from zinc.engine.load.planned import plan_model
 from zinc.engine.load.settings import settings_of
 from zinc.engine.load.weights import Progress
-from zinc.engine.readout import Pooled, Pooling, embedding
+from zinc.engine.readout import Pooled, Pooling, embeddings
 from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams, recommended
 from zinc.engine.structured import ConstraintLike, Grammar, start_constraints
@@ -452,8 +452,9 @@ class LLM:
         prompts = [self._ids_of(text) for text in ([texts] if isinstance(texts, str) else texts)]
         pools = [self.text_pool(how) for _ in prompts]
         worker.run(ReadoutTask(prompts, pools, self.model.adapter_use()))
-        rows = [embedding(p.row, dimensions, 2 if normalize else None) for p in pools]
-        return np.array(rows, np.float32).reshape(len(rows), dimensions or self.n_dimensions)
+        if not pools:
+            return np.empty((0, dimensions or self.n_dimensions), np.float32)
+        return embeddings(pools, dimensions, 2 if normalize else None)
 
     @property
     def n_dimensions(self) -> int:

@@ -10,7 +10,7 @@ from fake import KINDS, VOCAB, FakeProgram, alone, model
 
 from zinc.core.errors import RequestError, UnsupportedError
 from zinc.engine.engine import Engine
-from zinc.engine.readout import Pooled, Pooling, PromptLogprobs, embedding
+from zinc.engine.readout import Pooled, Pooling, PromptLogprobs, embeddings
 from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams
 
@@ -150,16 +150,38 @@ def test_an_engine_without_hidden_states_says_so():
         Engine(program, cache, VOCAB, 50).submit(Request([1], NONE, readout=Pooled()))
 
 
+def pooled(*rows):
+    pools = []
+    for row in rows:
+        pools.append(Pooled(Pooling.CLS))
+        pools[-1].read([1], 0, np.array([row], np.float32))
+    return pools
+
+
 def test_embeddings_are_cut_and_then_normalised():
     row = np.array([3.0, -4.0, 12.0])
-    np.testing.assert_allclose(embedding(row), row / 13, rtol=1e-6)
-    np.testing.assert_allclose(embedding(row, 2), [0.6, -0.8], rtol=1e-6)
-    np.testing.assert_allclose(embedding(row, norm=None), row)
-    np.testing.assert_allclose(embedding(row, norm=1), row / 19, rtol=1e-6)
-    assert embedding(np.zeros(3)).tolist() == [0, 0, 0]
+    pools = pooled(row, np.zeros(3))
+    for options, wanted in (
+        ({}, row / 13),
+        ({"dimensions": 2}, [0.6, -0.8]),
+        ({"norm": None}, row),
+        ({"norm": 1}, row / 19),
+        ({"norm": float("inf")}, row / 12),
+    ):
+        found = embeddings(pools, **options)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found[0], wanted, rtol=1e-6)
+        assert not found[1].any()
     for wrong in (0, 4):
         with pytest.raises(RequestError, match="this model has 3"):
-            embedding(row, wrong)
+            embeddings(pools, wrong)
+
+
+def test_an_embedding_does_not_depend_on_the_other_texts():
+    rows = np.random.default_rng(0).standard_normal((9, 384))
+    together = embeddings(pooled(*rows))
+    for row, found in zip(rows, together, strict=True):
+        np.testing.assert_array_equal(embeddings(pooled(row))[0], found)
 
 
 def test_pooling_by_the_number_in_a_file():

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zinc.engine.admission import first_texts
 from zinc.engine.scheduler import Budget, Demand, schedule
 
 BUDGET = Budget(512, 128, 8, (1000,), 8, block_tokens=64)
@@ -118,6 +120,37 @@ def test_every_whole_text_runs_in_the_end(rows, blocks):
         waiting = [d for d in waiting if d.id not in tokens]
 
 
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 512), max_size=12),
+    st.integers(1, 8),
+    st.integers(0, 8),
+    st.integers(0, 20),
+)
+def test_the_shortcut_for_texts_chooses_what_the_scheduler_would(lengths, seats, slots, blocks):
+    budget = replace(WHOLE, sequences=seats, slots=slots, blocks=(blocks, blocks + 3))
+    texts = [
+        SimpleNamespace(id=i, ids=[0] * n, request=SimpleNamespace(priority=1))
+        for i, n in enumerate(lengths)
+    ]
+    found = first_texts(texts, budget)
+    needs = [-(-n // 64) for n in lengths]
+    demands = [
+        waits(i, n, lacks=(need, need), pins=(0, 0), priority=1)
+        for i, (n, need) in enumerate(zip(lengths, needs, strict=True))
+    ]
+    if found is None:
+        assert sum(needs) > blocks
+    else:
+        assert found.tokens == schedule(demands, budget).tokens
+        assert not found.preempted
+
+
+def test_the_shortcut_for_texts_leaves_priorities_to_the_scheduler():
+    texts = [SimpleNamespace(id=i, ids=[0], request=SimpleNamespace(priority=i)) for i in range(2)]
+    assert first_texts(texts, WHOLE) is None
+
+
 DEMANDS = st.lists(
     st.tuples(
         st.booleans(),
@@ -140,6 +173,7 @@ DEMANDS = st.lists(
     st.integers(0, 5),
 )
 def test_budgets_are_never_exceeded(rows, tokens, prompt_tokens, sequences, blocks, slots):
+    sequences = min(sequences, tokens)  # a step has at least a token for each seat
     rows.sort(key=lambda row: not row[0])
     n_admitted = sum(row[0] for row in rows[:sequences])
     demands = [

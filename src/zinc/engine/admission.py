@@ -1,4 +1,4 @@
-"""The input of the scheduler, and a shortcut for steps that need no scheduler."""
+"""The input of the scheduler, and shortcuts for steps that need no scheduler."""
 
 from __future__ import annotations
 
@@ -34,6 +34,10 @@ def next_schedule(
     slots = pool.available_slots
     budget = Budget(tokens, prompt_tokens, seats, blocks, slots, block_tokens, whole)
     running = [s for s in sequences.values() if s.is_running]
+    if whole and not running:
+        texts = first_texts(list(sequences.values()), budget)
+        if texts is not None:
+            return texts
     waiting: list[Sequence] = []
     if len(running) < len(sequences):
         waiting = _admissible([s for s in sequences.values() if not s.is_running], running, budget)
@@ -59,3 +63,26 @@ def _admissible(waiting: list[Sequence], running: Seq[Sequence], budget: Budget)
         return waiting
     least = min(s.request.priority for s in running)
     return [s for s in waiting if s.request.priority > least]
+
+
+def first_texts(waiting: Seq[Sequence], budget: Budget) -> Schedule | None:
+    """Return the schedule of an encoder's texts, if it is simply the first ones that fit.
+
+    The scheduler would choose the same texts. Returns None if priorities differ or if the cache has
+    too few blocks for them.
+    """
+    if len({s.request.priority for s in waiting}) > 1:
+        return None
+    chosen: dict[int, int] = {}
+    tokens, blocks = budget.tokens, min(budget.blocks)
+    seats = min(budget.sequences, budget.slots)
+    for s in waiting:
+        n = len(s.ids)
+        if n > tokens or len(chosen) == seats:
+            break
+        blocks -= -(-n // budget.block_tokens)
+        if blocks < 0:
+            return None
+        tokens -= n
+        chosen[s.id] = n
+    return Schedule(chosen)

@@ -36,22 +36,21 @@ def make_step(
     parts = [[*s.ids[s.n_run : s.n_run + counts[s.id]], *drafts.get(s.id, ())] for s in running]
     n_tokens = np.array([len(part) for part in parts], np.int32)
     starts = np.concatenate([[0], np.cumsum(n_tokens)]).astype(np.int32)
-    wanted = [
-        np.arange(end - 1 - len(drafts.get(s.id, ())), end, dtype=np.int32)
-        for s, end in zip(running, starts[1:], strict=True)
-        if counts[s.id] == s.pending
-    ]
-    every = np.arange(starts[-1], dtype=np.int32)
+    rows = np.arange(starts[-1], dtype=np.int32)
+    outputs = rows
+    if not every_row:
+        wanted = [
+            rows[end - 1 - len(drafts.get(s.id, ())) : end]
+            for s, end in zip(running, starts[1:], strict=True)
+            if counts[s.id] == s.pending
+        ]
+        outputs = np.concatenate([rows[:0], *wanted])
+    first_positions = np.array([s.n_run for s in running], np.int32)
     return Step(
         ids=np.array(list(itertools.chain.from_iterable(parts)), np.int32),
-        positions=np.concatenate(
-            [
-                np.arange(s.n_run, s.n_run + len(part), dtype=np.int32)
-                for s, part in zip(running, parts, strict=True)
-            ]
-        ),
+        positions=rows + np.repeat(first_positions - starts[:-1], n_tokens),
         sequence=np.repeat(np.arange(len(running), dtype=np.int32), n_tokens),
-        output_rows=every if every_row else np.concatenate([every[:0], *wanted]),
+        output_rows=outputs,
         seq_start=starts,
         state_slot=slots,
         tables=tables,

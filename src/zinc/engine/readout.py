@@ -183,20 +183,23 @@ class TextLikelihood:
             self.count += 1
 
 
-def embedding(
-    row: npt.NDArray[np.float64], dimensions: int | None = None, norm: float | None = 2
+def embeddings(
+    pools: Sequence[Pooled], dimensions: int | None = None, norm: float | None = 2
 ) -> FloatArray:
-    """Return a pooled row as an embedding, float32 [dimensions or hidden].
+    """Return the pooled rows of texts as embeddings, float32 [texts, dimensions or hidden].
 
-    The row is cut to its first `dimensions`, which models with Matryoshka training allow (Kusupati
-    et al. 2022, arXiv:2205.13147), and then divided by its p-norm for `norm` = p, unless that is
+    Rows are cut to their first `dimensions`, which models with Matryoshka training allow (Kusupati
+    et al. 2022, arXiv:2205.13147), and then divided by their p-norm for `norm` = p, unless that is
     None. Raises RequestError if the model has fewer dimensions.
     """
-    if dimensions is not None and not 1 <= dimensions <= len(row):
+    rows = np.array([pool.row for pool in pools])
+    if dimensions is not None and not 1 <= dimensions <= rows.shape[1]:
         raise RequestError(
             f"an embedding of {dimensions} dimensions is not possible",
-            f"this model has {len(row)}",
+            f"this model has {rows.shape[1]}",
         )
-    row = row[:dimensions]
-    length = 0.0 if norm is None else float(np.linalg.norm(row, norm))
-    return (row / length if length > 0 else row).astype(np.float32)
+    rows = rows[:, :dimensions]
+    if norm is not None:
+        lengths = np.linalg.norm(rows, norm, axis=1, keepdims=True)
+        rows = rows / np.where(lengths > 0, lengths, 1)
+    return rows.astype(np.float32)

@@ -182,17 +182,18 @@ class CachePool:
         key: token ids of the sequence, from `key_of`; at most `limit` tokens of it are matched.
         Raises MemoryLimitError if no slot is left.
         """
-        match = self.tree.find(key, limit, namespace) if self.prefix_cache else Match(0)
+        match = self.tree.find(key, limit, namespace) if key and self.prefix_cache else Match(0)
         self.tree.touch(match)
         slot = self._slot_for(match)
         n_full, n_tail = divmod(match.n_tokens, self.block_tokens)
-        holding = Holding([], slot, [0] * len(self.groups), namespace=namespace)
-        for group, allocator in enumerate(self.allocators):
+        n_groups = len(self.groups)
+        holding = Holding([[] for _ in range(n_groups)], slot, [0] * n_groups, namespace=namespace)
+        path = match.path[:n_full]
+        for group, allocator in enumerate(self.allocators if path else ()):
             shared = {id(node): node for node in self._shared(match, group)}
-            path = match.path[:n_full]
             table = [n.blocks[group] if id(n) in shared else -1 for n in path]
             allocator.share(b for b in table if b >= 0)
-            holding.tables.append(table)
+            holding.tables[group] = table
             holding.n_trimmed[group] = next((i for i, b in enumerate(table) if b >= 0), n_full)
         if n_tail:
             try:

@@ -15,6 +15,7 @@ from serving import LOAD, MODEL, Brake, Running, running, wait_for
 from zinc import LLM
 from zinc.engine.load.options import LoadOptions
 from zinc.engine.sequence import Sequence
+from zinc.server.apis.shared.embeddings import encode_row, json_row, json_rows
 
 TEXTS = ["Once upon a time", "The ship sailed north.", "x"]
 
@@ -23,6 +24,20 @@ TEXTS = ["Once upon a time", "The ship sailed north.", "x"]
 def client(server: Running) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as found:
         yield found
+
+
+def test_floats_in_json_are_exact_as_float32():
+    tiny, huge = np.finfo(np.float32).tiny, np.finfo(np.float32).max
+    row = np.random.default_rng(0).standard_normal(64).astype(np.float32)
+    row[:5] = 0, 1, tiny, -huge, 1 / 3
+    text = json_row(row, "float")
+    np.testing.assert_array_equal(np.array(json.loads(text), np.float32), row)
+    for form in ("base64", "binary", "ubinary"):
+        assert json.loads(json_row(row, form)) == encode_row(row, form)
+    assert json.loads(json_rows([row, row], "binary")) == [encode_row(row, "binary")] * 2
+    row[3] = np.nan
+    with pytest.raises(ValueError, match="not finite"):
+        json_row(row, "float")
 
 
 def test_texts_and_tokens(client, llm: LLM):

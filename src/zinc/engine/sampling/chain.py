@@ -35,6 +35,7 @@ Step = Callable[[Candidates], Candidates]
 
 _LARGEST_LOGIT = 1e30  # a model's logits are within a few hundred; products stay in float32
 _MOST_LIKELY = SampleParams(k=1)
+_NO_IDS, _NO_BIAS = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 class _Follower(Protocol):
@@ -80,13 +81,15 @@ class Sampler:
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         banned = dict.fromkeys(end_tokens, -np.inf) if params.ignore_eos else {}
         biases = {**params.logit_bias, **banned}
-        self._biased = np.fromiter(biases, np.int64, len(biases))
-        self._bias = np.fromiter(biases.values(), np.float32, len(biases))
-        if self._biased.size and self._biased.max() >= n_vocab:
-            raise RequestError(
-                f"logit_bias names token {self._biased.max()}",
-                f"the vocabulary has tokens 0 to {n_vocab - 1}",
-            )
+        self._biased, self._bias = _NO_IDS, _NO_BIAS
+        if biases:
+            self._biased = np.fromiter(biases, np.int64, len(biases))
+            self._bias = np.fromiter(biases.values(), np.float32, len(biases))
+            if self._biased.max() >= n_vocab:
+                raise RequestError(
+                    f"logit_bias names token {self._biased.max()}",
+                    f"the vocabulary has tokens 0 to {n_vocab - 1}",
+                )
         self._followers: list[_Follower] = []
         self._surprise: tuple[int, float] | None = None  # mirostat's: the sampled token, its bits
         steps = [self._build_step(name, dry_breakers) for name in params.samplers]

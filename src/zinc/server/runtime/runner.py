@@ -57,12 +57,17 @@ class Generation:
         self.n_generated = 0
         self.running = False
         self._runner = runner
-        self._items: asyncio.Queue[list[Item]] = asyncio.Queue()
+        self._items: list[Item] = []
+        self._arrival: asyncio.Future[None] | None = None  # of items that are waited for
 
     async def __aiter__(self) -> AsyncGenerator[Token | Progress | End]:
         try:
             while True:
-                for item in await self._items.get():
+                if not self._items:
+                    self._arrival = asyncio.get_running_loop().create_future()
+                    await self._arrival
+                items, self._items = self._items, []
+                for item in items:
                     if isinstance(item, ApiError):
                         raise item
                     yield item
@@ -77,7 +82,9 @@ class Generation:
 
     def deliver(self, items: list[Item]) -> None:
         """Add `items` for the iterator. The runner calls this in the event loop."""
-        self._items.put_nowait(items)
+        self._items += items
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
 
 @dataclass(slots=True, eq=False)

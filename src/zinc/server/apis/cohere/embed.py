@@ -14,14 +14,14 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from zinc.engine.readout import Pooled, Pooling, embedding
+from zinc.engine.readout import Pooled, Pooling, embeddings
 from zinc.server.apis.shared.embeddings import (
     MAX_INPUTS,
     RowFormat,
     Truncate,
     answer_embeddings,
-    encode_row,
     encode_texts,
+    json_rows,
 )
 from zinc.server.apis.shared.fields import QueueFields, Strings
 from zinc.server.apis.shared.service import Service, read_fields
@@ -87,22 +87,24 @@ async def embed(service: Service, request: Request) -> Response:
             )
 
     def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
-        rows = [embedding(each.row, fields.output_dimension) for each in pools]
+        rows = embeddings(pools, fields.output_dimension)
         types = fields.embedding_types or ["float"]
-        by_type = {type: [encode_row(row, type) for row in rows] for type in types}
+        by_type = [
+            b'"%b":%b' % (type.encode(), json_rows(rows, type)) for type in dict.fromkeys(types)
+        ]
+        yield encode_json({"id": str(uuid4())})[:-1]
+        yield b',"embeddings":'
+        yield json_rows(rows, "float") if plain else b"{%b}" % b",".join(by_type)
         version = "1" if is_first else "2"
-        yield encode_json(
-            {
-                "id": str(uuid4()),
-                "embeddings": by_type["float"] if plain else by_type,
-                "texts": fields.texts or [],
-                "response_type": "embeddings_floats" if plain else "embeddings_by_type",
-                "meta": {
-                    "api_version": {"version": version},
-                    "billed_units": {"input_tokens": tokens},
-                },
-            }
-        )
+        rest = {
+            "texts": fields.texts or [],
+            "response_type": "embeddings_floats" if plain else "embeddings_by_type",
+            "meta": {
+                "api_version": {"version": version},
+                "billed_units": {"input_tokens": tokens},
+            },
+        }
+        yield b"," + encode_json(rest)[1:]
 
     def encode(model: LoadedModel) -> list[list[int]]:
         prompt = task_prompt(model.llm.spec, fields.input_type, "input_type")

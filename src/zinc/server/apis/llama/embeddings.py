@@ -10,13 +10,12 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from zinc.engine.readout import Pooled, Pooling, embedding
+from zinc.engine.readout import Pooled, Pooling, embeddings
 from zinc.ops.values import FloatArray
-from zinc.server.apis.shared.embeddings import Texts, answer_embeddings, encode_row, encode_texts
+from zinc.server.apis.shared.embeddings import Texts, answer_embeddings, encode_texts, json_rows
 from zinc.server.apis.shared.fields import QueueFields
 from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.errors import invalid
-from zinc.server.http.responses import encode_json
 from zinc.server.runtime.loaded_model import LoadedModel
 
 _INT16_SCALE = 32760.0
@@ -48,10 +47,9 @@ async def native_embeddings(service: Service, request: Request) -> Response:
         yield b"["
         for i, each in enumerate(pools):
             each_token = model.llm.pooling is Pooling.NONE
-            rows = each.rows if each_token else [_normalised(each, fields.embd_normalize)]
-            found = [encode_row(row, fields.encoding_format) for row in rows]
+            rows = each.rows if each_token else _normalised(each, fields.embd_normalize)
             yield b"," * (i > 0)
-            yield encode_json({"index": i, "embedding": found})
+            yield b'{"index":%d,"embedding":%b}' % (i, json_rows(rows, fields.encoding_format))
         yield b"]"
 
     encode = partial(encode_texts, texts=texts or "", param=param, parse_special=True)
@@ -61,7 +59,7 @@ async def native_embeddings(service: Service, request: Request) -> Response:
 
 
 def _normalised(pool: Pooled, kind: int) -> FloatArray:
-    """Return the embedding normalised as llama.cpp's `embd_normalize` = `kind` asks."""
+    """Return the embedding [1, hidden] normalised as llama.cpp's `embd_normalize` = `kind` asks."""
     if kind == 0:
-        return embedding(pool.row, norm=float("inf")) * _INT16_SCALE
-    return embedding(pool.row, norm=None if kind < 0 else kind)
+        return embeddings([pool], norm=float("inf")) * _INT16_SCALE
+    return embeddings([pool], norm=None if kind < 0 else kind)

@@ -10,9 +10,17 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from zinc.engine.readout import Pooled, Pooling, embedding
+from zinc.engine.readout import Pooled, Pooling
+from zinc.engine.readout import embeddings as embeddings_of
 from zinc.server.apis.ollama.common import Clock, own_name
-from zinc.server.apis.shared.embeddings import Texts, Truncate, answer_embeddings, encode_texts
+from zinc.server.apis.shared.embeddings import (
+    Texts,
+    Truncate,
+    answer_embeddings,
+    encode_texts,
+    json_row,
+    json_rows,
+)
 from zinc.server.apis.shared.fields import QueueFields
 from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.errors import ApiError, invalid
@@ -59,11 +67,9 @@ async def embed(service: Service, request: Request) -> Response:
 
     def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
         counts = {**clock.durations(), "prompt_eval_count": tokens}
-        yield encode_json({"model": model.name, **counts})[:-1] + b',"embeddings":['
-        for i, each in enumerate(pools):
-            yield b"," * (i > 0)
-            yield encode_json(embedding(each.row, fields.dimensions).tolist())
-        yield b"]}"
+        rows = embeddings_of(pools, fields.dimensions)
+        yield encode_json({"model": model.name, **counts})[:-1]
+        yield b',"embeddings":%b}' % json_rows(rows, "float")
 
     cut: Truncate | None = None if fields.truncate is False else "end"
     return await _answer(service, request, fields, fields.input, "input", check, body, cut)
@@ -74,7 +80,8 @@ async def embeddings(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, EmbeddingsFields)
 
     def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
-        yield encode_json({"embedding": embedding(pools[0].row, None).tolist()})
+        (row,) = embeddings_of(pools)
+        yield b'{"embedding":%b}' % json_row(row, "float")
 
     return await _answer(
         service, request, fields, fields.prompt, "prompt", _check_pooling, body, "end"

@@ -13,15 +13,16 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from zinc.engine.readout import Pooled, Pooling, embedding
+from zinc.engine.readout import Pooled, Pooling
+from zinc.engine.readout import embeddings as embeddings_of
 from zinc.server.apis.openai.common import NeutralFields
 from zinc.server.apis.shared.embeddings import (
     RowFormat,
     Texts,
     Truncate,
     answer_embeddings,
-    encode_row,
     encode_texts,
+    json_row,
 )
 from zinc.server.apis.shared.fields import QueueFields
 from zinc.server.apis.shared.service import Service, read_fields
@@ -74,10 +75,11 @@ async def embeddings(service: Service, request: Request) -> Response:
         head = {"object": "list", "model": model.name}
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         yield encode_json({**head, "usage": usage})[:-1] + b',"data":['
-        for i, each in enumerate(pools):
-            row = encode_row(embedding(each.row, fields.dimensions, norm), format)
+        for i, row in enumerate(embeddings_of(pools, fields.dimensions, norm)):
             yield b"," * (i > 0)
-            yield encode_json({"object": "embedding", "index": i, "embedding": row})
+            yield b'{"object":"embedding","index":%d,"embedding":' % i
+            yield json_row(row, format)
+            yield b"}"
         yield b"]}"
 
     def encode(model: LoadedModel) -> list[list[int]]:

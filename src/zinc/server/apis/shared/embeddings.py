@@ -23,10 +23,10 @@ from zinc.ops.values import FloatArray
 from zinc.server.apis.shared import prompts
 from zinc.server.apis.shared.service import Service, client_of, record_answers
 from zinc.server.errors import CONTEXT_EXCEEDED, ApiError
-from zinc.server.http.responses import record, unless_disconnected
+from zinc.server.http.responses import encode_json, record, unless_disconnected
 from zinc.server.runtime.job import Client, End, Job
 from zinc.server.runtime.loaded_model import LoadedModel
-from zinc.server.runtime.reader import PlainReader
+from zinc.server.runtime.reader import NoAnswerReader
 from zinc.server.runtime.runner import Generation
 
 MAX_INPUTS = 2048  # OpenAI's own limit
@@ -147,10 +147,9 @@ async def read_all(
     GROUP_TEXTS.
     """
     runner = model.runner
-    reader = partial(PlainReader, model.tokenizer, ())
     pools = [make_pool() for _ in prompts]
     jobs = [
-        Job(ids, NO_ANSWER, reader, priority=priority, readout=pool)
+        Job(ids, NO_ANSWER, NoAnswerReader, priority=priority, readout=pool)
         for ids, pool in zip(prompts, pools, strict=True)
     ]
     size = min(GROUP_TEXTS, max(1, runner.room // 4))
@@ -186,6 +185,30 @@ def encode_row(row: FloatArray, format: RowFormat) -> str | list[float] | list[i
         signs: list[int] = (packed if format == "ubinary" else packed - 128).tolist()
         return signs
     if format == "base64":
-        return base64.b64encode(row.astype("<f4").tobytes()).decode()
+        return _base64(row).decode()
     found: list[float] = row.tolist()
     return found
+
+
+def json_row(row: FloatArray, format: RowFormat) -> bytes:
+    """Return an embedding as JSON, in the form of `encode_row`.
+
+    Floats have nine digits, which identify any float32, and take a third of the time of JSON's
+    seventeen. Raises ValueError for NaN and infinity.
+    """
+    if format == "base64":
+        return b'"%b"' % _base64(row)
+    if format != "float":
+        return encode_json(encode_row(row, format))
+    if not np.isfinite(row).all():
+        raise ValueError("an embedding is not finite")
+    return b"[%b]" % b",".join([b"%.9g"] * len(row)) % tuple(row.tolist())
+
+
+def json_rows(rows: Iterable[FloatArray], format: RowFormat) -> bytes:
+    """Return a JSON list of embeddings."""
+    return b"[%b]" % b",".join(json_row(row, format) for row in rows)
+
+
+def _base64(row: FloatArray) -> bytes:
+    return base64.b64encode(row.astype("<f4", copy=False).tobytes())
