@@ -75,9 +75,13 @@ void pack(const std::byte* const* rows, int64_t cols, const uint8_t*, std::byte*
     }
 }
 
-struct Panel {  // up to eight blocks of 16 rows
-    alignas(64) uint8_t u[kPanel / 4][64];
-    float d[16][16], m[8][16];  // d: by sub-block
+// Most blocks in a panel. The sums are stored and loaded again after each panel; two panels of this length
+// take half of a 32 KiB L1 cache.
+inline constexpr int kPanelBlocks = 16;
+
+struct Panel {  // of 16 rows
+    alignas(64) uint8_t u[kPanelBlocks * 8][64];
+    float d[kPanelBlocks * 2][16], m[kPanelBlocks][16];  // d: by sub-block
 };
 
 // Unpacks blocks [first, first + n_blocks) into a panel. kLess is subtracted from the values.
@@ -251,12 +255,14 @@ void matmul(const TileMatmul& a) {
     if (matmul_few<F>(a)) return;
     using T = BlockTile<F>;
     const T tiles(a.cols);
-    PanelPrefetcher ahead(a, tiles.bytes(), (tiles.blocks + 7) / 8 * register_blocks(a));
+    const int64_t n_panels = (tiles.blocks + kPanelBlocks - 1) / kPanelBlocks;
+    PanelPrefetcher ahead(a, tiles.bytes(), n_panels * register_blocks(a));
     Panel panels[2];
-    for (int64_t b = 0; b < tiles.blocks; b += 8) {
-        const int n = static_cast<int>(tiles.blocks - b < 8 ? tiles.blocks - b : 8);
+    for (int64_t panel = 0, b = 0; panel < n_panels; ++panel) {
+        const int n = static_cast<int>((tiles.blocks - b) / (n_panels - panel));
         for (int r = 0; r < a.n_tiles; ++r) unpack<F>(a.tile[r], tiles, b, n, panels[r]);
         multiply<typename T::Dot, T::kSub, F::kMins>(panels, n, F::kOffset, a, b, ahead);
+        b += n;
     }
 }
 
