@@ -296,7 +296,9 @@ def test_linear_agrees_with_decoded_weights(
 ) -> None:
     rng = np.random.default_rng(n_tokens)
     block, _ = block_of(name)
-    for rows, cols in ((40, 3 * block), (1, max(block, 1024)), (17, max(block, 32)), (96, block)):
+    two_panels = 544 if 544 % block == 0 else 2 * block  # of different length
+    shapes = ((40, 3 * block), (1, max(block, 1024)), (17, max(block, 32)), (96, block))
+    for rows, cols in (*shapes, (48, two_panels)):
         data = random_rows(rng, name, rows, cols)
         x = rng.standard_normal((n_tokens, cols), dtype=np.float32) + np.float32(0.3)
         y, x_seen = run_linear(pool, level, name, pack(pool, level, name, data, cols), x, pad=64)
@@ -316,7 +318,7 @@ def test_linear_agrees_with_decoded_weights(
 def test_a_row_does_not_depend_on_other_rows(pool: _cpu.Pool, level: str, name: str) -> None:
     rng = np.random.default_rng(5)
     block, _ = block_of(name)
-    cols = 320 if 320 % block == 0 else 512
+    cols = 544 if 544 % block == 0 else 512
     data = random_rows(rng, name, 50, cols)
     weights = pack(pool, level, name, data, cols)
     x = rng.standard_normal((40, cols), dtype=np.float32)

@@ -20,6 +20,20 @@
 #include "simd/scalar.h"
 #endif
 
+#if !defined(ZINC_HAS_SUMS16)
+namespace zinc::ZINC_LEVEL {
+
+// Stores the sum of each sixteen of 64 int8.
+inline void sums16(const int8_t* x, int32_t* sums) {
+    for (int i = 0; i < 4; ++i) {
+        sums[i] = 0;
+        for (int j = 0; j < 16; ++j) sums[i] += x[i * 16 + j];
+    }
+}
+
+}  // namespace zinc::ZINC_LEVEL
+#endif
+
 #if !defined(ZINC_HAS_TRANSPOSE)
 namespace zinc::ZINC_LEVEL {
 

@@ -105,14 +105,24 @@ template <class F>
 void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
     using T = BlockTile<F>;
     const T t(cols);
-    Panel p;
-    for (int64_t b = 0; b < t.blocks; ++b) {
-        unpack<F>(tile, t, b, 1, p);
-        for (int k = 0; k < 32; ++k, ++out) {
-            const uint8_t u = p.u[k / 4][lane * 4 + k % 4];
-            const int value = T::kDotBits == 8 && F::kOffset == 0 ? static_cast<int8_t>(u) : u - F::kOffset;
-            *out = p.d[k / T::kSub][lane] * static_cast<float>(value);
-            if constexpr (F::kMins) *out += p.m[0][lane];
+    const std::byte* chunk = tile + t.blocks_at();
+    for (int64_t b = 0; b < t.blocks; ++b, chunk += T::Chunk::kBytes, out += 32) {
+        int8_t values[32];
+        unroll<8>([&](auto g) {
+            uint8_t group[64];
+            T::template get<g>(chunk).store(group);
+            for (int j = 0; j < 4; ++j)
+                values[g * 4 + j] = static_cast<int8_t>(group[lane * 4 + j] - F::kOffset);
+        });
+        for (int half = 0; half < 2; ++half) {
+            float lanes[16];
+            t.head.d(tile, b * T::kSubs + half * T::kSubs / 2).store(lanes);
+            F32x16 v = F32x16::set1(lanes[lane]) * F32x16::load_i8(values + half * 16);
+            if constexpr (F::kMins) {
+                t.head.m(tile, b).store(lanes);
+                v = v + F32x16::set1(lanes[lane]);
+            }
+            v.store(out + half * 16);
         }
     }
 }

@@ -1,6 +1,8 @@
 // F32, F16 and BF16 weights. Tiles are [k][16 rows], rows of x are f32, and sums are fused multiply-adds in
 // order of k. If the machine has a bfloat16 dot product, BF16 tiles are [k / 2][16][2] and rows of x are
 // rounded to bfloat16. If it has a fast dot product of 16-bit integers, F16 weights use it (half_tile.h).
+#include <algorithm>
+
 #include "../half.h"
 #include "gemm.h"
 #include "weights.h"
@@ -42,10 +44,14 @@ void pack(const std::byte* const* rows, int64_t cols, const uint8_t*, std::byte*
 
 template <class F>
 void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
-    for (int64_t k = 0; k < cols; ++k) {
-        float lanes[kTileRows];
-        F::load(tile + k * kTileRows * F::kBytes).store(lanes);
-        out[k] = lanes[lane];
+    constexpr int64_t kBytes = F::kBytes;
+    const std::byte* from = tile + lane * kBytes;
+    for (int64_t k = 0; k < cols; k += 16) {
+        const int n = static_cast<int>(std::min<int64_t>(16, cols - k));
+        std::byte values[16 * kBytes] = {};
+        for (int i = 0; i < n; ++i)
+            std::memcpy(values + i * kBytes, from + (k + i) * kTileRows * kBytes, kBytes);
+        F::load(values).store_n(out + k, n);
     }
 }
 

@@ -31,21 +31,31 @@ float largest(const float* x, int n) {
     return amax;
 }
 
-// Quantises one block of n values, n % 16 == 0. Stores q and the sum of every 16 q; returns the scale d.
-float quantize_block(const float* x, int n, int8_t* q, int32_t* sums16) {
+// Quantises one block of n values, n % 16 == 0. Stores q; returns the scale d.
+[[gnu::always_inline]] inline float quantize_block(const float* x, int n, int8_t* q) {
     const float amax = largest(x, n);
     if (std::isnan(amax)) {  // a scale of NaN makes every product NaN
         std::memset(q, 0, static_cast<size_t>(n));
-        std::fill_n(sums16, n / 16, 0);
         return amax;
     }
     const F32x16 inverse = F32x16::set1(amax > kLeast ? 127.0f / amax : 0.0f);
-    for (int i = 0; i < n; i += 16) {
-        const I32x16 rounded = to_i32(F32x16::load(x + i) * inverse);
-        rounded.store_i8(q + i);
-        sums16[i / 16] = sum(rounded);
-    }
+    for (int i = 0; i < n; i += 16) to_i32(F32x16::load(x + i) * inverse).store_i8(q + i);
     return amax > kLeast ? amax / 127.0f : 0.0f;
+}
+
+// Stores the sum of each sixteen of n values, n % 32 == 0.
+void sum_sixteens(const int8_t* q, int64_t n, int16_t* sums) {
+    int32_t four[4];
+    int64_t i = 0;
+    for (; i + 64 <= n; i += 64, sums += 4) {
+        sums16(q + i, four);
+        for (int j = 0; j < 4; ++j) sums[j] = static_cast<int16_t>(four[j]);
+    }
+    if (i == n) return;
+    int8_t rest[64] = {};
+    std::memcpy(rest, q + i, 32);
+    sums16(rest, four);
+    for (int j = 0; j < 2; ++j) sums[j] = static_cast<int16_t>(four[j]);
 }
 
 // Quantises blocks [first, last) of a row of `cols` columns; x points at the first column of block `first`.
@@ -55,12 +65,9 @@ void quantize_32(const float* x, int64_t first, int64_t last, int cols, std::byt
     auto* d = reinterpret_cast<float*>(dst + row.d);
     auto* s = reinterpret_cast<float*>(dst + row.s);
     auto* sum16 = reinterpret_cast<int16_t*>(dst + row.sum);
-    for (int64_t b = first; b < last; ++b) {
-        int32_t sums[2];
-        d[b] = quantize_block(x + (b - first) * 32, 32, q + b * 32, sums);
-        for (int i = 0; i < 2; ++i) sum16[b * 2 + i] = static_cast<int16_t>(sums[i]);
-        s[b] = d[b] * static_cast<float>(sums[0] + sums[1]);
-    }
+    for (int64_t b = first; b < last; ++b) d[b] = quantize_block(x + (b - first) * 32, 32, q + b * 32);
+    sum_sixteens(q + first * 32, (last - first) * 32, sum16 + first * 2);
+    for (int64_t b = first; b < last; ++b) s[b] = d[b] * static_cast<float>(sum16[b * 2] + sum16[b * 2 + 1]);
 }
 
 void quantize_256(const float* x, int64_t first, int64_t last, int cols, std::byte* dst) {
@@ -71,9 +78,10 @@ void quantize_256(const float* x, int64_t first, int64_t last, int cols, std::by
     auto* sum16 = reinterpret_cast<int16_t*>(dst + row.sum16);
     for (int64_t b = first; b < last; ++b) {
         const int n = static_cast<int>(std::min<int64_t>(256, cols - b * 256));
-        int32_t sums[16] = {};
-        d[b] = quantize_block(x + (b - first) * 256, n, q + b * 256, sums);
-        for (int i = 0; i < 16; ++i) sum16[b * 16 + i] = static_cast<int16_t>(sums[i]);
+        d[b] = quantize_block(x + (b - first) * 256, n, q + b * 256);
+        int16_t* sums = sum16 + b * 16;
+        std::fill_n(sums, 16, int16_t{0});
+        sum_sixteens(q + b * 256, n, sums);
         for (int i = 0; i < 8; ++i) sum32[b * 8 + i] = static_cast<int16_t>(sums[2 * i] + sums[2 * i + 1]);
     }
 }

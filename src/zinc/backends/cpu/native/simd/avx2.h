@@ -318,6 +318,19 @@ private:
     }
 };
 
+#define ZINC_HAS_SUMS16 1
+// Stores the sum of each sixteen of 64 int8.
+inline void sums16(const int8_t* x, int32_t* sums) {
+    for (int i = 0; i < 2; ++i) {
+        const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + 32 * i));
+        const __m256i eights =
+            _mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
+        const __m256i all = _mm256_add_epi64(eights, _mm256_shuffle_epi32(eights, 0b01001110));
+        sums[2 * i] = _mm256_extract_epi32(all, 0) - 16 * 128;
+        sums[2 * i + 1] = _mm256_extract_epi32(all, 4) - 16 * 128;
+    }
+}
+
 // Size of the register block of the matrix product: tiles of 16 weight rows x rows of x.
 inline constexpr int kTileBlock = 1, kTokenBlock = 3;
 inline constexpr int kFewRows = 2;  // most rows in a product that unpacks weights in registers

@@ -217,6 +217,17 @@ using Dot4 = Dot;
 inline constexpr int kTileBlock = 2, kTokenBlock = 6;
 inline constexpr int kFewRows = 8;  // most rows in a product that unpacks weights in registers
 
+#define ZINC_HAS_SUMS16 1
+// Stores the sum of each sixteen of 64 int8.
+inline void sums16(const int8_t* x, int32_t* sums) {
+    const __m512i bytes = _mm512_xor_si512(_mm512_loadu_si512(x), _mm512_set1_epi8(-128));  // x + 128
+    const __m512i eights = _mm512_sad_epu8(bytes, _mm512_setzero_si512());
+    const __m512i all = _mm512_add_epi64(eights, _mm512_shuffle_epi32(eights, _MM_PERM_BADC));
+    const __m512i signed_sums = _mm512_sub_epi32(all, _mm512_set1_epi32(16 * 128));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(sums),
+                     _mm512_castsi512_si128(_mm512_maskz_compress_epi32(0x1111, signed_sums)));
+}
+
 #define ZINC_HAS_TRANSPOSE 1
 // Transposes 16 x 16 floats: to[j][i] = from[i][j]. Rows are from_step and to_step floats apart.
 inline void transpose16(const float* from, int64_t from_step, float* to, int64_t to_step) {
