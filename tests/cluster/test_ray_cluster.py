@@ -114,14 +114,10 @@ def test_a_cluster_starts_answers_and_stops(cluster: Cluster, tmp_path):
     assert (
         "there is no room for a replica: each takes 1 CPU and 110.0 TB of memory" in failed.stderr
     )
-    damaged = tmp_path / "damaged.gguf"
-    damaged.write_bytes(b"GGUF")
-    for file in (damaged, tmp_path / "missing.gguf"):
-        failed = cluster("up", str(file))
-        assert failed.returncode == 1
-        assert "a replica cannot start" in failed.stderr
-        assert file.name in failed.stderr
-        assert failed.stderr.count("\n") == 1
+    failed = cluster("up", str(resolve_model(None)), "--context", "9999999")
+    assert failed.returncode == 1
+    assert "a replica cannot start: a context of 9,999,999 tokens is not" in failed.stderr
+    assert failed.stderr.count("\n") == 1
     with socket.create_server(("127.0.0.1", PORT)):
         taken = cluster("up", "--port", str(PORT))
     assert taken.returncode == 1
@@ -182,9 +178,14 @@ def test_each_model_has_replicas_that_updates_of_others_leave_alone(
     assert done.returncode == 1
     assert "a replica of 'd' cannot start" in done.stderr
     assert second in replicas_of("b")
-    done = up({"b": {**small, "model": "missing.gguf"}})
-    assert done.returncode == 1
-    assert "a replica cannot start" in done.stderr
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(b"GGUF")
+    for path in (damaged, tmp_path / "missing.gguf"):
+        done = up({"b": {**small, "model": str(path)}})
+        assert done.returncode == 1
+        assert "a replica cannot start" in done.stderr
+        assert path.name in done.stderr
+        assert done.stderr.count("\n") == 1
     assert second in replicas_of("b")
     assert listed() == ["b", "c"]
 
