@@ -1,14 +1,15 @@
-"""Measure a cluster: prefix hits by router, overhead, lost replicas, and a rolling update.
+"""Measure a cluster: prefix hits by router, overhead, lost replicas and fronts, rolling updates.
 
     ray start --head --num-cpus 8
-    python benchmarks/cluster.py [--parts hits lost update] [--replicas 3] [--out FILE]
+    python benchmarks/cluster.py [--parts hits lost front update] [--replicas 3] [--out FILE]
 
 `hits` runs conversations whose turns are interleaved at random, on one server and on clusters with
 each router; all have the same memory for the prefix cache together. The replicas of `random+memory`
 and `random+folder` share prefixes. The texts must be equal. `lost` kills a replica again and again
-under load, and `update` replaces all replicas and the front under load. Requests must end with the
-whole answer or, when replicas are killed, with an error that can be retried. `expected` calculates
-the hit rates of one server and of random routing for the conversations of `hits`, and needs no Ray.
+under load, `front` one of two fronts, and `update` replaces all replicas and the front under load.
+Requests must end with the whole answer or, when replicas are killed, with an error that can be
+retried, and when fronts are killed, with a lost connection. `expected` calculates the hit rates of
+one server and of random routing for the conversations of `hits`, and needs no Ray.
 The last line of output is one JSON object. Exit status 1 if a text differs or a request hangs.
 """
 
@@ -329,8 +330,10 @@ def lost(args: argparse.Namespace) -> dict[str, Any]:
     """Kill a replica `args.kills` times under load; return the outcomes of the requests."""
     import ray
 
+    from zinc.cluster import control
+
     cluster(args)
-    ray.init(address=args.address, log_to_driver=False, ignore_reinit_error=True)
+    control.connect(args.address)
     n_killed = 0
     try:
         with Load(args.workers) as load:
@@ -344,6 +347,29 @@ def lost(args: argparse.Namespace) -> dict[str, Any]:
                     n_killed += 1
             time.sleep(args.pause)
         return {"killed": n_killed, **load.outcomes, "errors": load.errors[:5]}
+    finally:
+        stop(args)
+
+
+def front(args: argparse.Namespace) -> dict[str, Any]:
+    """Kill one of two fronts `args.kills` times under load; return the outcomes of the requests."""
+    import ray
+
+    from zinc.cluster import control, fronts
+
+    cluster(args, "--fronts", "2")
+    control.connect(args.address)
+    rng = random.Random(7)
+    try:
+        with Load(args.workers) as load:
+            for _ in range(args.kills):
+                time.sleep(args.pause)
+                while fronts.state()[0] != "RUNNING":
+                    time.sleep(0.1)
+                names = [n for n in ray.util.list_named_actors() if n.startswith("front-")]
+                ray.kill(ray.get_actor(rng.choice(sorted(names))), no_restart=False)
+            time.sleep(args.pause)
+        return {"killed": args.kills, **load.outcomes, "errors": load.errors[:5]}
     finally:
         stop(args)
 
@@ -492,7 +518,13 @@ def n_common(one: Tokens, other: Tokens) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {"lost": lost, "update": update}
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "lost": lost,
+    "front": front,
+    "update": update,
+}
+# Outcomes of requests besides an answer that are no failure of the cluster.
+ALLOWED = {"lost": "retryable error", "front": "connection lost"}
 
 
 def main() -> int:
@@ -548,7 +580,7 @@ def main() -> int:
     for part, measure in PARTS.items():
         if part in args.parts:
             found[part] = measure(args)
-            allowed = {"answer", "retryable error"} if part == "lost" else {"answer"}
+            allowed = {"answer", ALLOWED.get(part)}
             numbers = {k for k, n in found[part].items() if isinstance(n, int)} - {"killed"}
             is_good &= numbers <= allowed
     if args.out is not None:
