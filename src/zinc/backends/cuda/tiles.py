@@ -319,14 +319,21 @@ class FewSlotTile:
         most = SUMS_BYTES // self.blocks // self._tile_bytes(key)
         return max(1, min(most, needed, MOST_ROUND) // chunk) * chunk
 
+    def chunks(self, key: TileKey) -> int:
+        """Return the chunks of the rows of an expert."""
+        return ceil_div(key.rows, self._chunk_rows(key))
+
+    def is_whole(self, key: TileKey) -> bool:
+        """Return whether the rows of an expert are whole chunks."""
+        return key.rows % self._chunk_rows(key) == 0
+
     def shared_bytes(self, key: TileKey) -> int:
         return self.round(key) * self._tile_bytes(key)
 
     def grid(self, features: Features, key: TileKey, slots: int) -> int:
         """Return the blocks that share `slots` slots of all experts."""
-        chunks = ceil_div(key.rows, FEW_TILE_ROWS * self.teams * self.chunk(key))
         segments = min(key.experts, slots) + slots // self.batch  # at most
-        return min(chunks * segments, features.compute_units * self.blocks)
+        return min(self.chunks(key) * segments, features.compute_units * self.blocks)
 
     @property
     def defines(self) -> tuple[tuple[str, int], ...]:
@@ -336,6 +343,9 @@ class FewSlotTile:
             ("TEAM", self.team),
             ("MIN_BLOCKS", self.blocks),
         )
+
+    def _chunk_rows(self, key: TileKey) -> int:
+        return FEW_TILE_ROWS * self.teams * self.chunk(key)
 
     def _tile_bytes(self, key: TileKey) -> int:
         """Return the bytes of the sums of a tile of each team."""

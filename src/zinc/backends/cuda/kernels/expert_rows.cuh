@@ -1,7 +1,8 @@
 // Rows that products with experts read and write. A slot is one of the top_k experts of a token,
 // and `order` lists the slots sorted by expert.
-//   PRODUCT  a ProductKind
-//   OUT_Q8   rows of y are 8-bit blocks
+//   PRODUCT     a ProductKind
+//   OUT_Q8      rows of y are 8-bit blocks
+//   ACTIVATION  an ActivationFn; that of the arguments without the macro
 
 #include "arguments.h"
 
@@ -13,6 +14,9 @@ using Arguments = ExpertArguments;
 #include "activation.cuh"
 #include "q8.cuh"
 
+#ifndef ACTIVATION
+#define ACTIVATION args.activation
+#endif
 #define COLUMNS (COLS > 0 ? uint(COLS) : args.cols)
 
 /// Returns the row of x for position i of `order`.
@@ -29,7 +33,7 @@ DEVICE float result(ARGS, uint slot, uint expert, uint r, float sum, float up)
 #if PRODUCT == LINEAR
     return sum;
 #elif PRODUCT == ACTIVATED
-    return activate(args.activation, sum, 1.0f, args.alpha, args.limit);
+    return activate(ACTIVATION, sum, 1.0f, args.alpha, args.limit);
 #else
 #if PRODUCT == GLU
     float gate = sum;
@@ -38,7 +42,7 @@ DEVICE float result(ARGS, uint slot, uint expert, uint r, float sum, float up)
     float gate = ((float*)args.up)[slot * args.rows + r];
     up = sum;
 #endif
-    return activate(args.activation, gate, up, args.alpha, args.limit);
+    return activate(ACTIVATION, gate, up, args.alpha, args.limit);
 #endif
 }
 

@@ -10,6 +10,7 @@
 //   CHUNK     neighbouring tiles of a team that belong to one block
 //   ROUND     tiles of a team whose sums are in shared memory at once, a multiple of CHUNK
 //   EXPERTS   experts of the layer
+//   WHOLE     the rows of an expert are whole chunks of all teams
 
 #include "expert_rows.cuh"
 
@@ -109,22 +110,6 @@ private:
     }
 };
 
-/// A step of a warp in a round: a group of columns of a matrix of the team's tile i.
-struct Step
-{
-    uint turn = 0, i = 0, matrix = 0;
-
-    /// Goes to the next step of a round with `tiles` tiles. Returns whether there is one.
-    MEMBER bool advance(uint tiles)
-    {
-        if (++matrix < MATRICES) return true;
-        matrix = 0;
-        if (++i < tiles) return true;
-        i = 0;
-        return ++turn < TURNS;
-    }
-};
-
 /// A warp: its team, and one of TEAM parts of the columns.
 struct Warp
 {
@@ -136,22 +121,43 @@ struct Warp
         , lane(thread % SUBGROUP)
     {
     }
-
-    MEMBER uint group(const Step& step) const { return member + step.turn * TEAM; }
-    MEMBER bool takes(const Step& step) const { return GROUPS % TEAM == 0 || group(step) < GROUPS; }
 };
 
-/// Loads a lane's weights of a step: the units c + 4 i of its group.
-DEVICE void load(
-    ARGS, StoredGroup& stored, const Round& round, const Step& step, const Warp& warp, uint i)
+/// What a warp multiplies in a round: in each turn, a group of columns of all tiles of its team.
+struct Steps
 {
-    if (!warp.takes(step)) return;
-    const uint row = (round.first + step.i * TEAMS + warp.team) * TILE + warp.lane / 4;
+    uint turn = 0, i = 0, row; // row: of the lane in tile i, of all experts
+
+    MEMBER Steps(ARGS, const Round& round, const Warp& warp)
+        : row(round.expert * args.rows + (round.first + warp.team) * TILE + warp.lane / 4)
+    {
+    }
+
+    MEMBER uint group(const Warp& warp) const { return warp.member + turn * TEAM; }
+    MEMBER bool takes(const Warp& warp) const { return GROUPS % TEAM == 0 || group(warp) < GROUPS; }
+
+    /// Goes to the next tile. Returns whether the round has one.
+    MEMBER bool advance(uint tiles)
+    {
+        i++, row += TEAMS * TILE;
+        if (i < tiles) return true;
+        row -= tiles * (TEAMS * TILE);
+        i = 0;
+        return ++turn < TURNS;
+    }
+};
+
+/// Loads a lane's weights of a matrix: the units c + 4 i of its group.
+DEVICE void load(ARGS, StoredGroup& stored, const Matrix& w, const Round& round, const Steps& steps,
+    const Warp& warp, uint i)
+{
+    if (!steps.takes(warp)) return;
     GroupPlace place;
-    place.w = step.matrix ? shifted(args.w, args.up) : args.w;
+    place.w = w;
     UNROLL for (uint h = 0; h < 2; h++)
-        place.rows[h] = round.expert * args.rows + min(row + 8 * h, args.rows - 1);
-    place.group = warp.group(step);
+        place.rows[h]
+            = WHOLE ? steps.row + 8 * h : min(steps.row + 8 * h, (round.expert + 1) * args.rows - 1);
+    place.group = steps.group(warp);
     stored.load(place, warp.lane % 4, i);
 }
 
@@ -164,11 +170,11 @@ DEVICE void loadSlots(ARGS, GroupRows& x, const Round& round, uint group, uint l
     x.load(rows, group, lane);
 }
 
-/// Adds the products of a step to the warp's sums of its tile, for the slots that exist.
+/// Adds the products of a matrix to the warp's sums of its tile, for the slots that exist.
 DEVICE void addToSums(const GroupProducts& products, const GroupRows& x, const Round& round,
-    const Step& step, const Warp& warp)
+    const Steps& steps, uint matrix, const Warp& warp)
 {
-    float* sums = sumsOf(step.i * TEAMS + warp.team, step.matrix, warp.member);
+    float* sums = sumsOf(steps.i * TEAMS + warp.team, matrix, warp.member);
     UNROLL for (uint j = 0; j < X_TILES; j++)
     {
         const float4 d = products.of(x, j);
@@ -177,7 +183,7 @@ DEVICE void addToSums(const GroupProducts& products, const GroupRows& x, const R
             const uint b = 8 * j + 2 * (warp.lane % 4) + e % 2;
             if (round.at + b >= round.end) continue;
             float& sum = sums[b * PITCH + warp.lane / 4 + 8 * (e / 2)];
-            sum = TURNS > 1 && step.turn > 0 ? sum + d[e] : d[e];
+            sum = TURNS > 1 && steps.turn > 0 ? sum + d[e] : d[e];
         }
     }
 }
@@ -209,6 +215,15 @@ DEVICE void storeRound(ARGS, const Round& round, uint thread)
     }
 }
 
+/// Returns x, which the compiler cannot know.
+DEVICE uint opaque(uint x)
+{
+#ifndef ZINC_EMULATED
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
 KERNEL(gemm_slots, Arguments)
 {
     const uint thread = threadIdx.x;
@@ -218,33 +233,44 @@ KERNEL(gemm_slots, Arguments)
     countSegments(args, thread);
     Round round(chunks);
     if (!round.exists()) return;
-    Step step;
+    Matrix matrices[MATRICES];
+    UNROLL for (uint m = 0; m < MATRICES; m++) matrices[m] = m ? shifted(args.w, args.up) : args.w;
+    Steps steps(args, round, warp);
     StoredGroup stored;
-    UNROLL for (uint i = 0; i < 2; i++) load(args, stored, round, step, warp, i);
+    UNROLL for (uint i = 0; i < 2; i++) load(args, stored, matrices[0], round, steps, warp, i);
     GroupRows x;
     uint segment = 0xffffffffu; // that x belongs to
     _Pragma("unroll 1") while (true)
     {
-        const bool is_new = step.i + step.matrix == 0 && (TURNS > 1 || segment != round.at);
-        if (is_new && warp.takes(step)) loadSlots(args, x, round, warp.group(step), warp.lane);
+        const bool is_new = steps.i == 0 && (TURNS > 1 || segment != round.at);
+        if (is_new && steps.takes(warp)) loadSlots(args, x, round, steps.group(warp), warp.lane);
         segment = round.at;
-        Step next = step;
-        Round later = round;
+        Steps next = steps;
         const bool ends = !next.advance(round.tiles);
+        Round later = round;
         if (ends)
         {
-            next = Step();
             later.advance(chunks);
+            next = later.exists() ? Steps(args, later, warp) : steps;
         }
-        // The next weights are loaded as soon as those of this step have been multiplied.
-        GroupProducts products(stored, warp.lane % 4);
-        UNROLL for (uint i = 0; i < 2; i++)
+        // The next weights are loaded as soon as those of this step have been multiplied. Past the
+        // last step its own are loaded again.
+        const uint positive[] = {round.end, round.last_chunk, chunks, round.tiles};
+        UNROLL for (uint m = 0; m < MATRICES; m++)
         {
-            if (warp.takes(step)) products.add(stored, x, i);
-            if (later.exists()) load(args, stored, later, next, warp, i);
+            GroupProducts products(stored, warp.lane % 4);
+            const bool is_last = m + 1 == MATRICES;
+            UNROLL for (uint i = 0; i < 2; i++)
+            {
+                // Branches that the compiler cannot tell to be taken keep loads before later products.
+                if (opaque(positive[2 * m + i]) == 0) continue;
+                if (steps.takes(warp)) products.add(stored, x, i);
+                const Matrix& w = matrices[is_last ? 0 : m + 1];
+                load(args, stored, w, later, is_last ? next : steps, warp, i);
+            }
+            if (steps.takes(warp)) addToSums(products, x, round, steps, m, warp);
         }
-        if (warp.takes(step)) addToSums(products, x, round, step, warp);
-        step = next;
+        steps = next;
         if (!ends) continue;
         __syncthreads();
         storeRound(args, round, thread);

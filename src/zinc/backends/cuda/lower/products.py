@@ -190,6 +190,8 @@ def _few_slots(
         ("CHUNK", tile.chunk(key)),
         ("ROUND", tile.round(key)),
         ("EXPERTS", key.experts),
+        ("ACTIVATION", product.activation.fn),
+        ("WHOLE", int(tile.is_whole(key))),
     )
     kernel = KernelVariant("gemm_slots", defines, tile.shared_bytes(key))
     blocks = tile.grid(at.features, key, bucket.rows(product.read.dim) * product.top_k)
