@@ -159,8 +159,9 @@ def _expert_dispatches(
     read, w, top_k = product.read, product.w, product.top_k
     slots = bucket.rows(read.dim) * top_k
     n_slots = ceil_div(slots, w.planes)
-    # With up to 16 rows gemm_mma is 3% faster (dev/kernels/cuda.md).
-    if n_slots <= tiles.MOST_SLOTS and bucket.rows(read.dim) > few_rows.MOST_ROWS:
+    # Up to 16 rows of one sequence choose few experts: gemm_mma is 3% faster (dev/kernels/cuda.md).
+    is_many = bucket.is_decode or bucket.rows(read.dim) > few_rows.MOST_ROWS
+    if n_slots <= tiles.MOST_SLOTS and is_many:
         return [_few_slots(product, n_slots, at, bucket, waits)]
     key = product.key("gemm_experts", w.rows, n_slots, w.planes)
     tile = tiles.experts(at.features, key)
