@@ -254,18 +254,29 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.every
-def test_replicas_follow_the_queue(
+def test_replicas_follow_the_queue_as_far_as_there_is_room(
     cluster: Cluster, ray_address: str, ray_environment: dict[str, str]
 ):
-    words = ["cluster", "up", "--max-replicas", "2", "--queue", "1", "--port", str(PORT)]
-    words += ["--backend", of_embedded_model(), "--context", "256", "--address", ray_address]
-    code = (
-        "from zinc.cluster import applications\n"
-        "applications._MORE_AFTER_S, applications._FEWER_AFTER_S = 1.0, 1.0\n"
-        "from zinc.cli.main import main\n"
-        f"raise SystemExit(main({words!r}))\n"
-    )
-    subprocess.run([sys.executable, "-c", code], env=ray_environment, check=True)
+    def up(*more: str) -> subprocess.CompletedProcess[str]:
+        words = ["cluster", "up", "--max-replicas", "5", "--queue", "1", "--port", str(PORT)]
+        words += ["--backend", of_embedded_model(), "--context", "256", "--address", ray_address]
+        code = (
+            "from zinc.cluster import applications\n"
+            "applications._MORE_AFTER_S, applications._FEWER_AFTER_S = 1.0, 1.0\n"
+            "from zinc.cli.main import main\n"
+            f"raise SystemExit(main({[*words, *more]!r}))\n"
+        )
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            env=ray_environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+
+    done = up()
+    assert done.returncode == 0, done.stderr
     text = chat(24)
     is_over = threading.Event()
 
@@ -279,10 +290,13 @@ def test_replicas_follow_the_queue(
 
     with ThreadPoolExecutor(8) as pool:
         clients = [pool.submit(ask) for _ in range(8)]
-        wait_until(lambda: n_replicas(cluster) == 2)
+        wait_until(lambda: n_replicas(cluster) == 5)  # Ray has room for four
+        stalled = up("--ttl", "100000")
         is_over.set()
         for client in clients:
             client.result()
+    assert stalled.returncode == 1
+    assert "the update cannot end" in stalled.stderr
     with ThreadPoolExecutor(1) as pool:
         is_over.clear()
         client = pool.submit(ask)

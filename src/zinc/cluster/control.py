@@ -31,7 +31,9 @@ from zinc.cluster.options import ClusterOptions
 from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, ZincError
 
 _CONNECT_S, _POLL_S = 5.0, 0.2
+_STALL_S = 10.0  # without room for replicas, after which an update gives up
 _LINE = re.compile(r"ReplicaStartError: (.+)")
+_UNPLACED = re.compile(r"has \d+ replicas that have taken more than \S+ to be scheduled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ def _wait_until_running(
     configs: Sequence[ApplicationConfig], models: Mapping[str, ClusterOptions]
 ) -> None:
     """Return when all applications run. Raises a ZincError if one fails, or if there is no room."""
+    has_room_at = time.monotonic()
     while True:
         found = serve.status().applications
         states = [found[each.name].status for each in configs if each.name in found]
@@ -145,7 +148,33 @@ def _wait_until_running(
         if states.count(ApplicationStatus.RUNNING) == len(configs):
             return
         _check_room(models)
+        stalled = (
+            name
+            for name, options in models.items()
+            if application_name(name) in found
+            and _is_stalled(found[application_name(name)], options)
+        )
+        name = next(stalled, None)
+        if name is None:
+            has_room_at = time.monotonic()
+        elif time.monotonic() > has_room_at + _STALL_S:
+            raise _no_more_room(name if len(models) > 1 else "")
         time.sleep(_POLL_S)
+
+
+def _is_stalled(application: Any, options: ClusterOptions) -> bool:
+    """Return whether an update waits for room that no replica will leave.
+
+    Ray Serve ends an update, even one that changes nothing of a model, when as many replicas run as
+    the queue asks for.
+    """
+    if application.status != ApplicationStatus.DEPLOYING or not options.max_replicas:
+        return False
+    for deployment in application.deployments.values():
+        states = {str(state) for state, n in deployment.replica_states.items() if n}
+        if states == {"RUNNING", "STARTING"} and _UNPLACED.search(deployment.message):
+            return True
+    return False
 
 
 def _gone(running: Iterable[str], needed: Collection[str]) -> list[str]:
@@ -250,6 +279,15 @@ def _no_room(name: str, options: ClusterOptions, room: int, n_machines: int) -> 
         f"each takes {' and '.join(shares)}, and {machines} room for {room}{beside}",
         "start fewer {replicas}, give each less with {cpus}, {gpus} or {memory}, or join more "
         "machines with `ray start --address`",
+    )
+
+
+def _no_more_room(name: str) -> MemoryLimitError:
+    """Return the error for an update that waits for room. name: of the model, if there are more."""
+    return MemoryLimitError(
+        f"the update{f' of {name!r}' if name else ''} cannot end",
+        "the queue asks for more replicas than the machines of Ray have room for",
+        "give a smaller {max_replicas}, or join more machines with `ray start --address`",
     )
 
 
