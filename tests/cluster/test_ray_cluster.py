@@ -216,6 +216,16 @@ def test_fronts_that_crash_come_back_unless_they_are_stopped(
     assert cluster("status").returncode == 0
     assert chat(8) == text
 
+    with socket.create_connection(("127.0.0.1", PORT)) as unfinished:
+        unfinished.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
+        assert chat(8) == text
+        (stopping,) = fronts(ray_environment)
+        up("--max-connections", "501")
+        assert stopping in fronts(ray_environment)
+        os.kill(stopping, signal.SIGKILL)
+        time.sleep(RESTART_S)
+        assert len(fronts(ray_environment)) == 1
+
     os.kill(fronts(ray_environment)[0], signal.SIGKILL)
     wait_until(lambda: is_answered(text))
     os.kill(fronts(ray_environment)[0], signal.SIGKILL)

@@ -2,6 +2,8 @@
 
 A front never changes: other settings, models or versions of zinc start other fronts, which get the
 listening socket of those before them. Ray restarts a front that crashes.
+
+    FOLDER/NAME.stopping    there while the front NAME waits for its running answers
 """
 
 from __future__ import annotations
@@ -46,6 +48,12 @@ class FrontActor:
     async def __init__(self, settings: Mapping[str, Any]) -> None:  # type: ignore[misc]
         self._settings = settings
         self._ingress: Ingress | None = None
+        name = ray.get_runtime_context().get_actor_name()
+        self._stopping_file = _folder() / f"{name}.stopping"
+        if self._stopping_file.exists():  # it crashed while it stopped, and others serve
+            self._state, self._failure = _STOPPING, None
+            self._end()
+            return
         self._failure = await self._start()
         self._state = _RUNNING if self._failure is None else _FAILED
 
@@ -76,7 +84,13 @@ class FrontActor:
         """Accept no more connections, wait for running answers, and end the process."""
         self._state = _STOPPING
         if self._ingress is not None:
+            self._stopping_file.touch()
             await self._ingress.stop()
+        self._end()
+
+    def _end(self) -> None:
+        """End the process; Ray does not start it again."""
+        self._stopping_file.unlink(missing_ok=True)
         # `exit_actor` would wait for a call of Serve that takes half a minute.
         ray.kill(ray.get_runtime_context().current_actor)
 
