@@ -1,6 +1,8 @@
-"""CUDA's GEMM of 5 to 16 rows of x, on the emulator."""
+"""CUDA's GEMM of 3 to 16 rows of x, on the emulator."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,14 +64,29 @@ def test_columns_that_are_no_whole_groups() -> None:
     assert error_of(case_of(6, 96, 544, GGMLType.Q8_0)) <= TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("type", "stages", "buffers_x"),
+    [
+        (GGMLType.Q4_K, 0, False),
+        (GGMLType.Q6_K, 2, True),
+        *(
+            pytest.param(type, stages, True, marks=pytest.mark.every)
+            for type in (GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K)
+            for stages in (0, 2, 3)
+        ),
+    ],
+)
 def test_warps_take_several_turns_and_blocks_several_rounds(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, type: GGMLType, stages: int, buffers_x: bool
 ) -> None:
-    features, tile = emulated.EmulatedHost.features, tiles.FewTile(1, 2)
-    key = TileKey("gemm_few", GGMLType.Q4_K, 512, 1280, 8, weights=2, stores_blocks=True)
-    monkeypatch.setattr(tiles, "_gemm_few", lambda key: tile)
+    features, tile = emulated.EmulatedHost.features, tiles.FewTile(1, 2, stages, buffers_x)
+    key = TileKey("gemm_few", type, 512, 1280, 8, weights=2, stores_blocks=True)
+    monkeypatch.setattr(tiles, "_gemm_few", lambda features, key: tile)
     monkeypatch.setattr(tiles, "MANY_WARPS", 2)
     monkeypatch.setattr(tiles, "SUMS_BYTES", 2 * tile.tile_bytes(key))
+    if stages:
+        features = replace(features, most_shared_bytes=1 << 18)
+        monkeypatch.setattr(emulated.EmulatedHost, "features", features)
     shares = tile.shares(features, key, ceil_div(key.rows, tiles.FEW_TILE_ROWS))
     assert shares.each > shares.round, "each block would have one round"
     assert error_of(case_of(5, key.rows, key.cols, key.type)) <= TOLERANCE
@@ -92,7 +109,7 @@ def test_a_product_of_normalised_rows_takes_several_turns_and_rounds(
     has_weights: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first product stores rows of several rounds, and the second scales those of 2 warps."""
-    monkeypatch.setattr(tiles, "_gemm_few", lambda key: tiles.FewTile(1, 2))
+    monkeypatch.setattr(tiles, "_gemm_few", lambda features, key: tiles.FewTile(1, 2))
     monkeypatch.setattr(tiles, "MANY_WARPS", 2)
     monkeypatch.setattr(tiles, "SUMS_BYTES", 1 << 14)
     case = Case("normalised", n_tokens=6)

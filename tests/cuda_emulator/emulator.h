@@ -55,7 +55,7 @@ constexpr long MAX_TURNS = 1 << 16;  // of all threads of a block
 struct Copy {
     void* to;
     const void* from;
-    int group;
+    int bytes, group;
 };
 
 struct Fiber {
@@ -233,11 +233,11 @@ inline void load_matrices_transposed(uint32_t* r, const void* row) {
 }
 
 // Copies take effect as late as allowed, so that a missing wait gives wrong results.
-inline void copy_async(void* to, const void* from) {
+inline void copy_async(void* to, const void* from, int bytes = 16) {
     Fiber& f = block->fibers[block->current];
-    if ((reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from)) % 16)
-        fail("an asynchronous copy is not aligned to 16 bytes");
-    f.copies.push_back({to, from, f.groups});
+    if ((reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from)) % bytes)
+        fail("an asynchronous copy is not aligned to its size");
+    f.copies.push_back({to, from, bytes, f.groups});
 }
 
 inline void commit_copies() { ++block->fibers[block->current].groups; }
@@ -248,8 +248,8 @@ inline void wait_for_copies(int pending) {
         f.copies.begin(), f.copies.end(),
         [&](const Copy& copy) { return copy.group >= f.groups - pending; });
     std::for_each(f.copies.begin(), incomplete, [](const Copy& copy) {
-        if (copy.from) std::memcpy(copy.to, copy.from, 16);
-        else std::memset(copy.to, 0, 16);
+        if (copy.from) std::memcpy(copy.to, copy.from, copy.bytes);
+        else std::memset(copy.to, 0, copy.bytes);
     });
     f.copies.erase(f.copies.begin(), incomplete);
 }

@@ -58,6 +58,12 @@ STREAM_ROWS = 64  # weight rows of one of its warp groups
 STREAM_GROUPS = 4  # of an SM
 GROUP_COLS = 256  # that a warp multiplies at once (column_groups.cuh)
 SUMS_BYTES = 100 << 10  # of a block; loads in flight need the rest of an SM's shared memory
+GROUP_BYTES = {  # of a group of a warp in shared memory (whole_scales.cuh)
+    GGMLType.Q4_K: 2304,
+    GGMLType.Q5_K: 2816,
+    GGMLType.Q6_K: 3072,
+}
+FEW_STAGES = 2  # of the groups of a warp with 9 to 16 rows of x (gemm_few.cu)
 MOST_ROUND = 8  # tiles of a team whose sums meet at once (gemm_slots.cu)
 MOST_SLOTS = 8  # of an expert on average (gemm_slots.cu)
 WAVES = 3  # of blocks of experts, so that the last wave matters little
@@ -219,11 +225,15 @@ class MmaTile:
 class FewTile:
     """A tile of a GEMM of few rows of x (kernels/gemm_few.cu): 16 weight rows by `batch` rows.
 
-    x_tiles: tiles of 8 rows of x. warps: of a block, which split the columns.
+    x_tiles: tiles of 8 rows of x. warps: of a block, which split the columns. stages: groups of
+    weights of a warp in shared memory, of which all but one are in flight; 0 if they are loaded to
+    registers. buffers_x: the next group of x of a warp is copied to shared memory ahead.
     """
 
     x_tiles: int
     warps: int
+    stages: int = field(default=0, metadata={"steps": (0, 2, 3)})
+    buffers_x: bool = False
 
     @property
     def blocks(self) -> int:
@@ -238,7 +248,20 @@ class FewTile:
     @property
     def defines(self) -> tuple[tuple[str, int], ...]:
         warps, blocks = ("WARPS", self.warps), ("MIN_BLOCKS", self.blocks)
-        return ("X_TILES", self.x_tiles), warps, blocks
+        stages, buffer = ("STAGES", self.stages), ("BUFFER_X", int(self.buffers_x))
+        return ("X_TILES", self.x_tiles), warps, blocks, stages, buffer
+
+    def group_bytes(self, type: GGMLType) -> int:
+        """Return the shared memory of a block's groups of weights and of x."""
+        x_bytes = self.batch * ceil_div(GROUP_COLS * 5, 4) if self.buffers_x else 0
+        return self.warps * (self.stages * GROUP_BYTES.get(type, 0) + x_bytes)
+
+    def most_sums_bytes(self, features: Features, type: GGMLType) -> int:
+        """Return the shared memory that a block has for sums."""
+        group_bytes = self.group_bytes(type)
+        blocks = self.blocks if group_bytes else 1
+        most = features.most_shared_bytes // blocks - group_bytes - OTHER_SHARED_BYTES
+        return min(SUMS_BYTES, most)
 
     def tile_bytes(self, key: TileKey) -> int:
         """Return the shared memory of a tile's sums: those of each warp, and residuals."""
@@ -255,7 +278,7 @@ class FewTile:
         stripe = BLOCK_ROWS // FEW_TILE_ROWS if key.stores_blocks or stores_norm else 1
         blocks = features.compute_units * self.blocks
         each = ceil_div(ceil_div(n_tiles, stripe), blocks)
-        most_bytes = min(SUMS_BYTES, features.most_shared_bytes - OTHER_SHARED_BYTES)
+        most_bytes = self.most_sums_bytes(features, key.type)
         most = max(1, most_bytes // (self.tile_bytes(key) * stripe))
         return Shares(stripe, each, ceil_div(each, ceil_div(each, most)))
 
@@ -275,15 +298,22 @@ class Shares:
 
 def gemm_few(features: Features, key: TileKey) -> FewTile:
     """Return the tile of a GEMM of few rows of x."""
-    return features.tuned.choose(key, lambda: _gemm_few(key))
+    return features.tuned.choose(key, lambda: _gemm_few(features, key))
 
 
-def _gemm_few(key: TileKey) -> FewTile:
+def _gemm_few(features: Features, key: TileKey) -> FewTile:
     """Return the tile whose warps have as equal shares of the columns as possible."""
     groups = ceil_div(key.cols, GROUP_COLS)
     most = min(groups, MANY_WARPS)
     shares = {n: ceil_div(groups, n) * n for n in range(ceil_div(most, 2), most + 1)}
-    return FewTile(ceil_div(key.n_x, 8), min(shares, key=lambda n: (shares[n], -n)))
+    tile = FewTile(ceil_div(key.n_x, 8), min(shares, key=lambda n: (shares[n], -n)))
+    pair = BLOCK_ROWS // FEW_TILE_ROWS * tile.tile_bytes(key)
+    buffers_x = groups > tile.warps and key.cols % GROUP_COLS == 0
+    stages = FEW_STAGES if tile.x_tiles > 1 and key.type in GROUP_BYTES else 0
+    choices = (
+        replace(tile, stages=s, buffers_x=b) for s in (stages, 0) for b in (buffers_x, False)
+    )
+    return next((c for c in choices if c.most_sums_bytes(features, key.type) >= pair), tile)
 
 
 @dataclass(frozen=True, slots=True)

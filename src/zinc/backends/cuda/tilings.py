@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 
 from zinc.backends.cuda.tiles import (
     BLOCK_ROWS,
     FEW_TILE_ROWS,
     FLOAT_SLAB,
+    GROUP_BYTES,
     GROUP_COLS,
     MANY_WARPS,
-    OTHER_SHARED_BYTES,
     CudaGemvTile,
     FewSlotTile,
     FewTile,
@@ -220,16 +221,20 @@ def few_refusal(features: Features, key: TileKey, tile: FewTile) -> str:
         return "it multiplies all rows of x at once"
     if not 1 <= tile.warps <= MANY_WARPS:
         return "too many warps"
+    if tile.stages and key.type not in GROUP_BYTES:
+        return "the format has no stages in shared memory"
+    if tile.buffers_x and (tile.warps >= ceil_div(key.cols, GROUP_COLS) or key.cols % GROUP_COLS):
+        return "warps do not take several whole groups of columns"
     pair = BLOCK_ROWS // FEW_TILE_ROWS
-    fits = pair * tile.tile_bytes(key) + OTHER_SHARED_BYTES <= features.most_shared_bytes
+    fits = pair * tile.tile_bytes(key) <= tile.most_sums_bytes(features, key.type)
     return "" if fits else "too much shared memory"
 
 
 def few_seeds(features: Features, key: TileKey) -> Iterable[FewTile]:
     """Yield tiles of many and of few warps."""
     x_tiles = ceil_div(key.n_x, 8)
-    for warps in (8, 12, 16):
-        yield FewTile(x_tiles, warps)
+    for warps, stages in product((8, 12, 16), (0, 3)):
+        yield FewTile(x_tiles, warps, stages, warps < key.cols // GROUP_COLS)
 
 
 def few_slot_refusal(features: Features, key: TileKey, tile: FewSlotTile) -> str:

@@ -149,7 +149,7 @@ struct Tiles : KeyRange
             copyAsync(to + row * (DIM / 16) + i, from.numbers + 16 * i, true);
         });
         each<DIM / 64>([&](uint row, uint i) {
-            copyWordAsync((uint*)(to + NUMBERS) + row * (DIM / 64) + i, (const uint*)from.scales + i);
+            copySmallAsync<4>((uint*)(to + NUMBERS) + row * (DIM / 64) + i, (const uint*)from.scales + i);
         });
         return;
 #endif

@@ -6,9 +6,59 @@
 #pragma once
 
 #include "group_weights.cuh"
+#include "floats.cuh"
 
-#define SUM_FACTOR 0.015625f          // keeps sums of x below the largest float16 number
 #define CHAINS (X_TILES == 1 ? 2 : 1) // sums of a product, whose additions do not wait for each other
+
+#define ROWS_BYTES (2560 * X_TILES) // of a group of x in shared memory
+
+/// A lane's units of a group of x as they are stored.
+struct StoredRows
+{
+    uint4 bytes[X_TILES][2][2];
+    float2 scales[X_TILES][2];
+
+    MEMBER void load(uint8_t* const (&rows)[X_TILES], uint group, uint lane)
+    {
+        UNROLL for (uint j = 0; j < X_TILES; j++)
+            UNROLL for (uint i = 0; i < 2; i++)
+            {
+                const uint at = group * GROUP_UNITS + 4 * i + lane % 4, unit = min(at, UNITS - 1);
+                UNROLL for (uint k = 0; k < 2; k++)
+                    bytes[j][i][k] = loadAligned<16>((uint4*)rows[j] + 2 * unit + k);
+                scales[j][i] = at < UNITS ? scalesOf(rows[j], COLS)[unit] : float2(0.0f);
+            }
+    }
+
+    /// Starts copies of a whole group of `n_x` rows from `x` on to shared memory.
+    MEMBER static void copy(
+        uint8_t* shared, uint8_t* x, uint stride, uint n_x, uint group, uint lane)
+    {
+        UNROLL for (uint k = 0; k < 5 * X_TILES; k++)
+        {
+            const bool is_scales = k >= 4 * X_TILES;
+            const uint i = (is_scales ? k - 4 * X_TILES : k) * SUBGROUP + lane;
+            const uint row = is_scales ? i / 4 : i / 16;
+            uint8_t* from = rowAt(x, min(row, n_x - 1), stride);
+            const uint4* group_of_row = is_scales ? (uint4*)(from + COLS) + group * 4 + i % 4
+                                                  : (uint4*)from + group * 16 + i % 16;
+            copyAsync((uint4*)shared + k * SUBGROUP + lane, group_of_row, true);
+        }
+    }
+
+    /// Reads a lane's units of a group that `copy` has copied.
+    MEMBER void read(const uint8_t* shared, uint lane)
+    {
+        const uint c = lane % 4;
+        UNROLL for (uint j = 0; j < X_TILES; j++)
+            UNROLL for (uint i = 0; i < 2; i++)
+            {
+                const uint at = (8 * j + lane / 4) * GROUP_UNITS + 4 * i + c;
+                UNROLL for (uint k = 0; k < 2; k++) bytes[j][i][k] = ((uint4*)shared)[2 * at + k];
+                scales[j][i] = ((float2*)(shared + 2048 * X_TILES))[at];
+            }
+    }
+};
 
 /// A lane's units of a group of x, multiplied by a power of two as half_rows.cuh describes, but for
 /// each group by its own.
@@ -20,40 +70,29 @@ struct GroupRows
     uint sums[X_TILES][2]; // of both units, times SUM_FACTOR: a pair, and what it lacks to float32
 #endif
 
-    MEMBER void load(uint8_t* const (&rows)[X_TILES], uint group, uint lane)
+    MEMBER void convert(const StoredRows& x, uint lane)
     {
-        uint at[2];
-        UNROLL for (uint i = 0; i < 2; i++) at[i] = group * GROUP_UNITS + 4 * i + lane % 4;
-        uint4 bytes[X_TILES][2][2];
-        float2 scales[X_TILES][2];
-        UNROLL for (uint j = 0; j < X_TILES; j++)
-            UNROLL for (uint i = 0; i < 2; i++)
-            {
-                const uint unit = min(at[i], UNITS - 1);
-                bytes[j][i][0] = loadAligned<16>((uint4*)rows[j] + 2 * unit);
-                bytes[j][i][1] = loadAligned<16>((uint4*)rows[j] + 2 * unit + 1);
-                scales[j][i] = at[i] < UNITS ? scalesOf(rows[j], COLS)[unit] : float2(0.0f);
-            }
         UNROLL for (uint j = 0; j < X_TILES; j++)
         {
-            float top = max(scales[j][0].x, scales[j][1].x);
+            const float2 (&scales)[2] = x.scales[j];
+            float top = max(scales[0].x, scales[1].x);
             top = max(top, shuffleXor<4>(top, 1));
             top = max(top, shuffleXor<4>(top, 2));
             const RowFactor row = factorOfScale(top);
             UNROLL for (uint i = 0; i < 2; i++)
             {
-                const uint d = twice(scales[j][i].x * row.factor);
+                const uint d = twice(scales[i].x * row.factor);
                 UNROLL for (uint w = 0; w < STEPS; w++)
                 {
                     uint (&pair)[2] = numbers[j][i][w];
-                    halvesOfSigned(bytes[j][i][w / 4][w % 4], pair[0], pair[1]);
+                    halvesOfSigned(x.bytes[j][i][w / 4][w % 4], pair[0], pair[1]);
                     UNROLL for (uint k = 0; k < 2; k++) pair[k] = multiplyHalves(pair[k], d);
                 }
                 inverses[j][i] = __shfl_sync(0xffffffffu, row.inverse, int(8 * (lane % 4) + 4 * i));
             }
 #if WHOLE_SCALES && MINIMUMS
             const float s = row.factor * SUM_FACTOR;
-            const float first = scales[j][0].y * s, second = scales[j][1].y * s;
+            const float first = scales[0].y * s, second = scales[1].y * s;
             sums[j][0] = packHalves(first, second);
             sums[j][1] = packHalves(first - f16tof32(sums[j][0] & 0xffffu),
                 second - f16tof32(sums[j][0] >> 16));
@@ -105,7 +144,7 @@ struct GroupProducts
         {
             float sum = totalOf(d[j], e) * weights.factor(e / 2);
 #if WHOLE_SCALES && MINIMUMS
-            sum -= m[e] * (weights.minimumFactor(e / 2) / SUM_FACTOR);
+            sum -= m[e] * weights.minimumFactor(e / 2);
 #endif
             r[e] = sum * x.inverses[j][e % 2];
         }

@@ -5,6 +5,8 @@
 // memory, so that warps wait for each other only where a round ends.
 //   X_TILES     tiles of 8 rows of x
 //   ROUND       tiles whose sums are in shared memory at once
+//   STAGES      groups of weights of a warp in shared memory; with 0, one group is in registers
+//   BUFFER_X    the next group of x of a warp is copied to shared memory while it multiplies one
 //   PRODUCT     LINEAR, or GLU: each row is multiplied with the same row of two matrices
 //   WHOLE       the rows of each matrix are whole tiles
 //   OUT_Q8      the output are rows of 8-bit blocks
@@ -31,14 +33,26 @@ using Arguments = GemvArguments;
 #define MATRICES (PRODUCT == GLU ? 2 : 1)
 #define GROUPS ((UNITS + GROUP_UNITS - 1) / GROUP_UNITS) // of a row
 #define TURNS ((GROUPS + WARPS - 1) / WARPS)             // groups of a row for one warp
-#define ROUND_STEPS (MATRICES * ROUND * TURNS)           // of a warp
 #define SLOTS (WARPS + (PRODUCT == LINEAR))              // sums of each warp, and residuals
 #define LANE_SUMS 4                                      // of a lane, for 8 rows of x
 #define TILE_SUMS (X_TILES * SUBGROUP * LANE_SUMS)
 
-DYNAMIC_SHARED(sharedSums, ROUND * MATRICES * SLOTS * TILE_SUMS * 4);
-#if BY_BLOCKS
-SHARED float results[BATCH][ROUND * TILE];
+#define SUMS_BYTES (ROUND * MATRICES * SLOTS * TILE_SUMS * 4)
+
+#if STAGES > 0
+#define AHEAD (STAGES - 1) // groups of weights in flight
+#define STAGES_BYTES (WARPS * STAGES * GROUP_BYTES)
+#else
+#define AHEAD 1
+#define STAGES_BYTES 0
+#endif
+DYNAMIC_SHARED(sharedMemory, SUMS_BYTES + STAGES_BYTES + BUFFER_X * WARPS * ROWS_BYTES);
+#define AHEAD_TILES ((MATRICES - 1 + AHEAD) / MATRICES)
+
+#if STAGES == 0 && X_TILES > 1
+#define UNROLL_MATRICES _Pragma("unroll 1") // registers would spill
+#else
+#define UNROLL_MATRICES UNROLL
 #endif
 SHARED float scales[NORM_X ? BATCH : 1];              // of the rows of x
 SHARED float normWeights[NORM_Y ? ROUND * TILE : 1]; // of the norm of the output
@@ -46,7 +60,7 @@ SHARED float normWeights[NORM_Y ? ROUND * TILE : 1]; // of the norm of the outpu
 /// Number `index` of the sums of a slot for tile i of a round.
 DEVICE float& sumAt(uint i, uint matrix, uint slot, uint index)
 {
-    return ((float*)sharedSums)[((i * MATRICES + matrix) * SLOTS + slot) * TILE_SUMS + index];
+    return ((float*)sharedMemory)[((i * MATRICES + matrix) * SLOTS + slot) * TILE_SUMS + index];
 }
 
 /// The tiles of a block.
@@ -66,53 +80,95 @@ struct BlockTiles
     }
 };
 
-/// A step of a warp: a group of columns of a matrix of tile i of a round. Steps take all tiles of a
-/// turn, then the next turn, then the next round.
+/// A step of a warp: a group of columns of tile i of a round, of each matrix. Steps take all tiles of
+/// a turn, then the next turn, then the next round.
 struct Step
 {
-    uint first, turn, i, matrix, group; // first: tile of the round
+    uint first = 0, turn = 0, i = 0; // first: tile of the round
 
-    MEMBER Step(uint step, uint warp)
+    MEMBER void advance(const BlockTiles& tiles)
     {
-        matrix = step % MATRICES;
-        i = step / MATRICES % ROUND;
-        turn = step / (MATRICES * ROUND) % TURNS;
-        first = step / ROUND_STEPS * ROUND;
-        group = warp + turn * WARPS;
+        if (++i < min(tiles.count - first, uint(ROUND))) return;
+        i = 0;
+        if (TURNS > 1 && ++turn < TURNS) return;
+        turn = 0;
+        first += ROUND;
     }
 
-    MEMBER bool exists() const { return GROUPS % WARPS == 0 || group < GROUPS; }
+    MEMBER bool beginsRound() const { return i + turn == 0; }
+    MEMBER uint group(uint warp) const { return warp + turn * WARPS; }
+    MEMBER bool exists(uint warp) const { return GROUPS % WARPS == 0 || group(warp) < GROUPS; }
 };
 
 /// Returns where a lane's weights of a step are.
-DEVICE GroupPlace placeOf(ARGS, const Step& step, const BlockTiles& tiles, uint lane)
+DEVICE GroupPlace placeOf(
+    ARGS, const Step& step, uint matrix, const BlockTiles& tiles, uint warp, uint lane)
 {
-    const uint tile = min(tiles.at(step.first + step.i), args.tiles - 1);
+    const uint tile = STRIPE > 1 ? min(tiles.at(step.first + step.i), args.tiles - 1)
+                                 : tiles.at(step.first + step.i);
     const GemvPart& part = partOf(args, tile);
-    const uint row = (tile - part.first_tile) * TILE + lane / 4;
+    const uint row = (PARTS > 1 ? tile - part.first_tile : tile) * TILE + lane / 4;
     GroupPlace place;
-    place.w = step.matrix ? shifted(part.w, part.up) : part.w;
+    place.w = matrix ? shifted(part.w, part.up) : part.w;
     UNROLL for (uint h = 0; h < 2; h++)
         place.rows[h] = WHOLE ? row + 8 * h : min(row + 8 * h, part.rows - 1);
-    place.group = step.group;
+    place.group = step.group(warp);
     return place;
 }
 
-/// Loads a lane's weights of a step: the units c + 4 i of its group.
-DEVICE void load(
-    ARGS, StoredGroup& stored, const Step& step, const BlockTiles& tiles, uint lane, uint i)
+#if STAGES > 0
+/// The groups of weights of a warp that are in flight to shared memory.
+struct Queue
 {
-    if (step.exists()) stored.load(placeOf(args, step, tiles, lane), lane % 4, i);
-}
+    Step step; // AHEAD groups ahead, if the warp's next group is of its last matrix
+    uint8_t *stages, *read, *freed; // of the next group to read, and of the next copy
+
+    MEMBER Queue(ARGS, const BlockTiles& tiles, uint warp, uint lane)
+        : stages(sharedMemory + SUMS_BYTES + warp * (STAGES * GROUP_BYTES))
+        , read(stages)
+        , freed(stages + AHEAD * GROUP_BYTES)
+    {
+        UNROLL for (uint s = 0; s < AHEAD; s++)
+        {
+            start(args, step, s % MATRICES, stages + s * GROUP_BYTES, tiles, warp, lane);
+            if (s % MATRICES + 1 == MATRICES) step.advance(tiles);
+        }
+        if (AHEAD % MATRICES != 0) step.advance(tiles);
+    }
+
+    /// Starts the copies of the group of a step, if there is one.
+    MEMBER static void start(ARGS, const Step& step, uint matrix, uint8_t* stage,
+        const BlockTiles& tiles, uint warp, uint lane)
+    {
+        if (step.first < tiles.count && step.exists(warp))
+            StoredGroup::copy(stage, placeOf(args, step, matrix, tiles, warp, lane), lane);
+        commitCopies();
+    }
+
+    /// Reads the group of a step, and starts the copies of the group AHEAD groups after it.
+    MEMBER void next(StoredGroup& stored, ARGS, const Step& now, uint matrix,
+        const BlockTiles& tiles, uint warp, uint lane)
+    {
+        waitForCopies<AHEAD - 1>();
+        __syncwarp(); // lanes read what others have copied, and all have read the group before
+        const bool is_ahead = (matrix + AHEAD) / MATRICES == AHEAD_TILES;
+        start(args, is_ahead ? step : now, (matrix + AHEAD) % MATRICES, freed, tiles, warp, lane);
+        stored.read(read, lane);
+        freed = read;
+        read += GROUP_BYTES;
+        if (read == stages + STAGES * GROUP_BYTES) read = stages;
+    }
+};
+#endif
 
 /// Adds the products of a step to the warp's sums.
 DEVICE void addToSums(
-    const GroupProducts& products, const GroupRows& x, const Step& step, uint warp, uint lane)
+    const GroupProducts& products, const GroupRows& x, const Step& step, uint matrix, uint warp, uint lane)
 {
     UNROLL for (uint j = 0; j < X_TILES; j++)
     {
         const uint index = LANE_SUMS * (j * SUBGROUP + lane);
-        float4& sums = (float4&)sumAt(step.i, step.matrix, warp, index);
+        float4& sums = (float4&)sumAt(step.i, matrix, warp, index);
         sums = TURNS > 1 && step.turn > 0 ? sums + products.of(x, j) : products.of(x, j);
     }
 }
@@ -136,6 +192,13 @@ struct Output
         row = (tile - part->first_tile) * TILE + t;
     }
 
+    /// Returns the index of row t of a tile and row b of x.
+    MEMBER static uint indexOf(uint t, uint b)
+    {
+        const uint lane = t % 8 * 4 + b % 8 / 2;
+        return LANE_SUMS * (b / 8 * SUBGROUP + lane) + t / 8 * 2 + b % 2;
+    }
+
     MEMBER bool exists(uint n_x) const { return b < n_x && (WHOLE || row < part->rows); }
 
     /// The sum of all warps, and the residual.
@@ -152,30 +215,30 @@ struct Output
 /// shared memory.
 DEVICE void copyResiduals(ARGS, const BlockTiles& tiles, uint first, uint n, uint n_x, uint thread)
 {
-    for (uint output = thread; output < n * TILE_SUMS; output += THREADS)
+    _Pragma("unroll 1") for (uint output = thread; output < n * TILE_SUMS; output += THREADS)
     {
         const Output out(args, tiles, first, output);
         float& sum = sumAt(out.i, 0, SLOTS - 1, out.index);
         const GemvPart& part = *out.part;
         if (out.exists(n_x) && part.residual != nullptr)
-            copyWordAsync(&sum, (float*)rowAt(part.residual, out.b, part.residual_stride) + out.row);
+            copySmallAsync<4>(&sum, (float*)rowAt(part.residual, out.b, part.residual_stride) + out.row);
         else sum = 0;
     }
 #if NORM_Y
-    for (uint i = thread; i < n * TILE; i += THREADS)
+    _Pragma("unroll 1") for (uint i = thread; i < n * TILE; i += THREADS)
     {
         const uint col = tiles.at(first + i / TILE) * TILE + i % TILE;
         if (args.norm == nullptr) normWeights[i] = 1.0f;
-        else copyWordAsync(normWeights + i, (float*)args.norm + col);
+        else copySmallAsync<4>(normWeights + i, (float*)args.norm + col);
     }
 #endif
-    commitCopies();
+    if (STAGES == 0) commitCopies(); // else with the next weights
 }
 
 /// Stores the outputs of `n` tiles for `n_x` rows of x.
 DEVICE void storeTiles(ARGS, const BlockTiles& tiles, uint first, uint n, uint n_x, uint thread)
 {
-    for (uint output = thread; output < n * TILE_SUMS; output += THREADS)
+    _Pragma("unroll 1") for (uint output = thread; output < n * TILE_SUMS; output += THREADS)
     {
         const Output out(args, tiles, first, output);
         if (!out.exists(n_x)) continue;
@@ -185,7 +248,7 @@ DEVICE void storeTiles(ARGS, const BlockTiles& tiles, uint first, uint n, uint n
             y = gated(args, *out.part, out.row, out.b, y, out.total(MATRICES - 1) * scale);
         else if (out.part->bias != nullptr) y += out.part->bias[out.row];
 #if BY_BLOCKS
-        results[out.b][out.i * TILE + out.t] = y;
+        sumAt(out.i, 0, 0, out.index) = y; // in place of a sum that no other thread reads
 #else
         ((float*)rowAt(out.part->y, out.b, out.part->y_stride))[out.row] = y;
 #endif
@@ -193,12 +256,13 @@ DEVICE void storeTiles(ARGS, const BlockTiles& tiles, uint first, uint n, uint n
 #if BY_BLOCKS
     __syncthreads();
     const uint fours = n * TILE / 4, cols = args.first.rows;
-    for (uint index = thread; index < n_x * fours; index += THREADS)
+    _Pragma("unroll 1") for (uint index = thread; index < n_x * fours; index += THREADS)
     {
         const uint b = index / fours, at = index % fours * 4;
         const uint col = tiles.at(first + at / TILE) * TILE + at % TILE;
-        const float* y = &results[b][at];
-        const float4 four(y[0], y[1], y[2], y[3]);
+        float4 four;
+        UNROLL for (uint e = 0; e < 4; e++)
+            four[e] = sumAt(at / TILE, 0, 0, Output::indexOf((at + e) % TILE, b));
         uint8_t* row = rowAt(args.first.y, b, args.first.y_stride);
 #if NORM_Y
         storeFour(row, cols, col, four);
@@ -217,42 +281,94 @@ EARLY_KERNEL(gemm_few, Arguments)
     const uint thread = threadIdx.x, warp = thread / SUBGROUP, lane = thread % SUBGROUP;
     const uint n_x = rowsOf(args.step, args.dim);
     const BlockTiles tiles(args);
-    const uint steps = (tiles.count + ROUND - 1) / ROUND * ROUND_STEPS;
     loadFormatTables(args.first.w, thread, THREADS);
+    Step step;
     StoredGroup stored;
-    UNROLL for (uint i = 0; i < 2; i++) load(args, stored, Step(0, warp), tiles, lane, i);
+    const GroupPlace begin = placeOf(args, step, 0, tiles, warp, lane);
+#if STAGES > 0
+    Queue queue(args, tiles, warp, lane);
+    if (step.exists(warp)) stored.loadScales(begin, lane % 4);
+#else
+    UNROLL for (uint i = 0; i < 2; i++)
+        if (step.exists(warp)) stored.load(begin, lane % 4, i);
+#endif
     waitForInputs();
-    uint8_t* rows[X_TILES];
-    UNROLL for (uint j = 0; j < X_TILES; j++)
-        rows[j] = rowAt(args.x, min(8 * j + lane / 4, n_x - 1), args.x_stride);
     GroupRows x;
 #if NORM_X
     RowSquares squares;
     squares.load(args.x, args.x_stride, n_x, warp, lane);
 #endif
-    _Pragma("unroll 1") for (uint at = 0; at < steps; at++)
+    uint8_t* nextRows = sharedMemory + SUMS_BYTES + STAGES_BYTES + BUFFER_X * warp * ROWS_BYTES;
+    bool is_first = true;
+    _Pragma("unroll 1") while (step.first < tiles.count)
     {
-        const Step step(at, warp);
-        const uint n = min(tiles.count - step.first, uint(ROUND));
-        if (PRODUCT == LINEAR && at % ROUND_STEPS == 0)
-            copyResiduals(args, tiles, step.first, n, n_x, thread);
-        const bool is_new = TURNS > 1 ? step.i + step.matrix == 0 : at == 0;
-        if (step.exists() && is_new) x.load(rows, step.group, lane);
-        // The next weights are loaded as soon as those of this step have been multiplied.
-        GroupProducts products(stored, lane % 4);
-        UNROLL for (uint i = 0; i < 2; i++)
+        const uint first = step.first, n = min(tiles.count - first, uint(ROUND));
+        if (PRODUCT == LINEAR && step.beginsRound()) copyResiduals(args, tiles, first, n, n_x, thread);
+        const bool exists = step.exists(warp);
+        if (exists && (TURNS > 1 ? step.i == 0 : is_first))
         {
-            if (step.exists()) products.add(stored, x, i);
-            if (at + 1 < steps) load(args, stored, Step(at + 1, warp), tiles, lane, i);
+            StoredRows loaded;
+            if (!BUFFER_X || is_first)
+            {
+                uint8_t* rows[X_TILES];
+                UNROLL for (uint j = 0; j < X_TILES; j++)
+                    rows[j] = rowAt(args.x, min(8 * j + lane / 4, n_x - 1), args.x_stride);
+                loaded.load(rows, step.group(warp), lane);
+            }
+            else
+            {
+                waitForCopies<0>();
+                __syncwarp();
+                loaded.read(nextRows, lane);
+            }
+            x.convert(loaded, lane);
         }
-        if (step.exists()) addToSums(products, x, step, warp, lane);
-#if NORM_X
-        if (at == 0) squares.store(scales, args.eps, warp, lane);
+        if (BUFFER_X && step.i == 0)
+        {
+            Step after = step;
+            after.turn = (step.turn + 1) % TURNS;
+            if (after.turn == 0) after.first += ROUND;
+            __syncwarp(); // all lanes have read the rows before
+            if (after.first < tiles.count && after.exists(warp))
+                StoredRows::copy(nextRows, args.x, args.x_stride, n_x, after.group(warp), lane);
+            if (STAGES == 0) commitCopies();
+        }
+        Step next = step;
+        next.advance(tiles);
+        UNROLL_MATRICES for (uint m = 0; m < MATRICES; m++)
+        {
+            const Step& following = m + 1 < MATRICES ? step : next;
+            const bool more = following.first < tiles.count && following.exists(warp);
+            const GroupPlace place = placeOf(args, following, (m + 1) % MATRICES, tiles, warp, lane);
+#if STAGES > 0
+            queue.next(stored, args, step, m, tiles, warp, lane);
 #endif
-        if ((at + 1) % ROUND_STEPS != 0) continue;
-        waitForCopies<0>();
+            GroupProducts products(stored, lane % 4);
+#if STAGES > 0
+            if (more) stored.loadScales(place, lane % 4);
+#endif
+            UNROLL for (uint i = 0; i < 2; i++)
+            {
+                if (exists) products.add(stored, x, i);
+                // Registers of weights that have been multiplied take the next ones.
+                if (STAGES == 0 && more) stored.load(place, lane % 4, i);
+            }
+            if (exists) addToSums(products, x, step, m, warp, lane);
+        }
+#if STAGES > 0
+        queue.step.advance(tiles);
+#endif
+#if NORM_X
+        if (is_first) squares.store(scales, args.eps, warp, lane);
+#endif
+        is_first = false;
+        step = next;
+        if (!next.beginsRound()) continue;
+        // Residuals are copied with the weights that the round starts to copy first.
+        if (next.first >= tiles.count) waitForCopies<0>();
+        else waitForCopies<(AHEAD < ROUND * TURNS ? AHEAD : ROUND * TURNS) - 1>();
         __syncthreads();
-        storeTiles(args, tiles, step.first, n, n_x, thread);
+        storeTiles(args, tiles, first, n, n_x, thread);
         __syncthreads();
     }
 }

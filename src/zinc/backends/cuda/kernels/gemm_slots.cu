@@ -167,7 +167,9 @@ DEVICE void loadSlots(ARGS, GroupRows& x, const Round& round, uint group, uint l
     uint8_t* rows[X_TILES];
     UNROLL for (uint j = 0; j < X_TILES; j++)
         rows[j] = rowAt(args, min(round.at + 8 * j + lane / 4, round.end - 1));
-    x.load(rows, group, lane);
+    StoredRows stored;
+    stored.load(rows, group, lane);
+    x.convert(stored, lane);
 }
 
 /// Adds the products of a matrix to the warp's sums of its tile, for the slots that exist.

@@ -24,8 +24,11 @@ struct GroupPlace
     Matrix w;
     uint rows[2], group;
 
-    /// The number of the group in row h.
-    MEMBER uint block(uint h) const { return rows[h] * (UNITS / GROUP_UNITS) + group; }
+    /// The number of the group in the first row, for formats whose blocks are groups.
+    MEMBER uint block() const { return rows[0] * (UNITS / GROUP_UNITS) + group; }
+
+    /// Blocks from the first row to row h. It is a constant where the rows of tiles are.
+    MEMBER uint blocksTo(uint h) const { return (rows[h] - rows[0]) * (UNITS / GROUP_UNITS); }
 };
 
 /// Prefetches the 128 bytes at an address into L2.

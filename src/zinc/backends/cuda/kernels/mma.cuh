@@ -31,9 +31,9 @@ DEVICE void copyAsync(void* shared, const void* global, bool exists)
     emulator::copy_async(shared, exists ? global : nullptr);
 }
 
-DEVICE void copyWordAsync(void* shared, const void* global)
+template <uint bytes> DEVICE void copySmallAsync(void* shared, const void* global)
 {
-    *(uint*)shared = *(const uint*)global;
+    emulator::copy_async(shared, global, bytes);
 }
 
 DEVICE void commitCopies() { emulator::commit_copies(); }
@@ -84,11 +84,11 @@ DEVICE void copyAsync(void* shared, const void* global, bool exists)
                  : "memory");
 }
 
-/// As `copyAsync`, for four bytes that exist.
-DEVICE void copyWordAsync(void* shared, const void* global)
+/// As `copyAsync`, for 4 or 8 bytes that exist.
+template <uint bytes> DEVICE void copySmallAsync(void* shared, const void* global)
 {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(sharedAddress(shared)),
-                 "l"(__cvta_generic_to_global(global))
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(sharedAddress(shared)),
+                 "l"(__cvta_generic_to_global(global)), "n"(bytes)
                  : "memory");
 }
 

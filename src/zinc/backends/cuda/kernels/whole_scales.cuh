@@ -9,10 +9,12 @@
 #pragma once
 
 #define WHOLE_FACTOR 16777216.0f // 2^24, which turns such a number into n
+#define SUM_FACTOR 0.015625f     // of sums of x, which keeps them below the largest float16 number
 
 #if FORMAT == Q6_K
 
 #define SCALE_FACTOR 256.0f // 2^k
+#define GROUP_BYTES 3072    // of a warp's group in shared memory
 
 /// The scales of a row's units c and c + 4. Each half of a unit has its own, and its numbers are
 /// 32 too large.
@@ -55,15 +57,51 @@ struct StoredGroup
     /// Loads the units c + 4 i and, with the first, the scales.
     MEMBER void load(const GroupPlace& place, uint c, uint i)
     {
+        const uint unit = place.block() * GROUP_UNITS + c;
+        const uint4* q = (uint4*)place.w.q + unit;
+        const uint2* high = (uint2*)place.w.h + unit;
         UNROLL for (uint h = 0; h < 2; h++)
         {
-            const uint block = place.block(h), unit = block * GROUP_UNITS + 4 * i + c;
-            nibbles[h][i] = loadWeights16((uint4*)place.w.q + unit);
-            bits[h][i] = loadWeights8((uint2*)place.w.h + unit);
-            if (i > 0) continue;
-            UNROLL for (uint k = 0; k < 2; k++)
-                scales[h][k] = loadWeights2(place.w.s + 9 * block + 4 * k + c);
-            d[h] = loadWeights2(place.w.s + 9 * block + 8);
+            const uint units = GROUP_UNITS * place.blocksTo(h) + 4 * i;
+            nibbles[h][i] = loadWeights16(q + units);
+            bits[h][i] = loadWeights8(high + units);
+        }
+        if (i == 0) loadScales(place, c);
+    }
+
+    /// Loads the scales, which are not aligned for copies.
+    MEMBER void loadScales(const GroupPlace& place, uint c)
+    {
+        const uint16_t *s = place.w.s + 9 * place.block(), *own = s + c;
+        UNROLL for (uint h = 0; h < 2; h++)
+        {
+            const uint at = 9 * place.blocksTo(h);
+            UNROLL for (uint k = 0; k < 2; k++) scales[h][k] = loadWeights2(own + at + 4 * k);
+            d[h] = loadWeights2(s + at + 8);
+        }
+    }
+
+    /// Starts copies of a warp's group, but for the scales, to shared memory.
+    MEMBER static void copy(uint8_t* shared, const GroupPlace& place, uint lane)
+    {
+        const uint unit = place.block() * GROUP_UNITS + lane % 4;
+        const uint4* q = (uint4*)place.w.q + unit;
+        const uint2* high = (uint2*)place.w.h + unit;
+        UNROLL for (uint k = 0; k < 4; k++)
+        {
+            const uint units = GROUP_UNITS * place.blocksTo(k / 2) + k % 2 * 4;
+            copyAsync((uint4*)shared + k * SUBGROUP + lane, q + units, true);
+            copySmallAsync<8>((uint2*)(shared + 2048) + k * SUBGROUP + lane, high + units);
+        }
+    }
+
+    /// Reads a lane's part of a group that `copy` has copied.
+    MEMBER void read(const uint8_t* shared, uint lane)
+    {
+        UNROLL for (uint k = 0; k < 4; k++)
+        {
+            nibbles[k / 2][k % 2] = ((const uint4*)shared)[k * SUBGROUP + lane];
+            bits[k / 2][k % 2] = ((const uint2*)(shared + 2048))[k * SUBGROUP + lane];
         }
     }
 
@@ -91,6 +129,7 @@ struct StoredGroup
 #else
 
 #define SCALE_FACTOR 1024.0f // 2^k
+#define GROUP_BYTES (FORMAT == Q5_K ? 2816 : 2304) // of a warp's group in shared memory
 
 /// The scales and minimums of a row's units c and c + 4.
 struct BlockScales
@@ -141,14 +180,52 @@ struct StoredGroup
     /// Loads the units c + 4 i and, with the first, the scales.
     MEMBER void load(const GroupPlace& place, uint c, uint i)
     {
+        const uint block = place.block(), unit = block * GROUP_UNITS + c;
+        const uint4 *q = (uint4*)place.w.q + unit, *s = (uint4*)place.w.s + block;
         UNROLL for (uint h = 0; h < 2; h++)
         {
-            const uint block = place.block(h), unit = block * GROUP_UNITS + 4 * i + c;
-            nibbles[h][i] = loadWeights16((uint4*)place.w.q + unit);
+            const uint blocks = place.blocksTo(h), units = GROUP_UNITS * blocks + 4 * i;
+            nibbles[h][i] = loadWeights16(q + units);
 #if FORMAT == Q5_K
-            bits[h][i] = loadWeights4(place.w.h + unit);
+            bits[h][i] = loadWeights4(place.w.h + unit + units);
 #endif
-            if (i == 0) heads[h] = loadWeights16((uint4*)place.w.s + block);
+            if (i == 0) heads[h] = loadWeights16(s + blocks);
+        }
+    }
+
+    MEMBER void loadScales(const GroupPlace&, uint) {}
+
+    /// Starts copies of a warp's group to shared memory. Lanes c of a quad share the heads.
+    MEMBER static void copy(uint8_t* shared, const GroupPlace& place, uint lane)
+    {
+        const uint c = lane % 4, block = place.block(), unit = block * GROUP_UNITS + c;
+        const uint4 *q = (uint4*)place.w.q + unit, *s = (uint4*)place.w.s + block;
+        uint4* heads = (uint4*)(shared + 2048) + lane / 4;
+        UNROLL for (uint k = 0; k < 4; k++)
+        {
+            const uint units = GROUP_UNITS * place.blocksTo(k / 2) + k % 2 * 4;
+            copyAsync((uint4*)shared + k * SUBGROUP + lane, q + units, true);
+#if FORMAT == Q5_K
+            copySmallAsync<4>((uint*)(shared + 2304) + k * SUBGROUP + lane, place.w.h + unit + units);
+#endif
+        }
+        if (c < 2) copyAsync(heads + 8 * c, s + (c ? place.blocksTo(1) : 0), true);
+    }
+
+    /// Reads a lane's part of a group that `copy` has copied.
+    MEMBER void read(const uint8_t* shared, uint lane)
+    {
+        UNROLL for (uint h = 0; h < 2; h++)
+        {
+            UNROLL for (uint i = 0; i < 2; i++)
+            {
+                const uint at = (2 * h + i) * SUBGROUP + lane;
+                nibbles[h][i] = ((const uint4*)shared)[at];
+#if FORMAT == Q5_K
+                bits[h][i] = ((const uint*)(shared + 2304))[at];
+#endif
+            }
+            heads[h] = ((const uint4*)(shared + 2048))[lane / 4 + 8 * h];
         }
     }
 
@@ -174,9 +251,9 @@ struct StoredGroup
 /// Prefetches what a row has of a group, but for the scales, into L2.
 DEVICE void prefetchGroup(const GroupPlace& place)
 {
-    prefetchL2((uint4*)place.w.q + place.block(0) * GROUP_UNITS);
+    prefetchL2((uint4*)place.w.q + place.block() * GROUP_UNITS);
 #if FORMAT == Q6_K
-    prefetchL2((uint2*)place.w.h + place.block(0) * GROUP_UNITS);
+    prefetchL2((uint2*)place.w.h + place.block() * GROUP_UNITS);
 #endif
 }
 
@@ -245,7 +322,7 @@ struct GroupWeights
         UNROLL for (uint e = 0; e < 4; e++) a[e] = scales[e % 2].m;
     }
 
-    /// Returns what the product of the minimums of row h is multiplied by.
-    MEMBER float minimumFactor(uint h) const { return factors[h].y * WHOLE_FACTOR; }
+    /// Returns what the product of the minimums of row h with sums of x is multiplied by.
+    MEMBER float minimumFactor(uint h) const { return factors[h].y * (WHOLE_FACTOR / SUM_FACTOR); }
 #endif
 };

@@ -1,4 +1,4 @@
-"""Lowerings of linear and linear_glu for 5 to 16 rows of x on tensor cores (kernels/gemm_few.cu).
+"""Lowerings of linear and linear_glu for 3 to 16 rows of x on tensor cores (kernels/gemm_few.cu).
 
 The matrices of a linear that have one format share a dispatch. Those of several formats run side by
 side, so their blocks divide the compute units.
@@ -179,5 +179,6 @@ def _dispatch(
         ("NORM_Y", int(stores is not None)),
         ("ROUND", in_round),
     )
-    kernel = KernelVariant("gemm_few", defines, in_round * tile.tile_bytes(key))
+    shared_bytes = in_round * tile.tile_bytes(key) + tile.group_bytes(key.type)
+    kernel = KernelVariant("gemm_few", defines, shared_bytes)
     return Dispatch(kernel, arguments, (shares.blocks(arguments.tiles), 1, 1), waits)

@@ -43,7 +43,7 @@ from zinc.ops.values import RowFormat, Weight
 
 NORMALISES = True  # whether GEMVs normalise x themselves, or wait for a kernel that does
 MAX_NORM_COLS = 16384  # of a row in shared memory
-MAX_ROWS = 4  # rows of x; with more, tensor cores are faster
+MAX_ROWS = 2  # rows of x; with more, tensor cores are faster
 
 
 def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:

@@ -1,7 +1,7 @@
 """Lowerings of products on tensor cores: linear, linear_glu, moe_glu and moe_down of several rows.
 
 Kernels for few rows of x read 8-bit blocks. For more rows, `half_rows` converts them to float16
-first (half_rows.py), once for all products of a launch. Single rows have a GEMV, 5 to 16 rows a
+first (half_rows.py), once for all products of a launch. One or two rows have a GEMV, 3 to 16 rows a
 GEMM of evenly divided blocks (few_rows.py), 17 to 64 rows a stream-K GEMM where warp groups exist
 (stream.py), and float weights a GEMM of their own (float_products.py). Experts of float weights and
 batch-invariant mode keep the shared lowerings.

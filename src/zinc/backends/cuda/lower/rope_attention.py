@@ -123,7 +123,9 @@ def matrix_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> C
     if is_cluster:
         is_short = visible * tiles <= CLUSTER_KEYS or not is_decode
         room = features.compute_units // (2 if is_short else 1)
-        splits = next((n for n in CLUSTERS if n * groups <= room), 1)
+        # A warp has a group of keys at least.
+        most = min(room // groups, visible // (WARPS * keys))
+        splits = next((n for n in CLUSTERS if n <= most), 1)
     else:
         wanted = attention.wanted_splits(at, groups, GROUPS_A_UNIT)
         splits = max(1, min(wanted, visible // (WARPS * keys), attention.MAX_SPLITS))
