@@ -268,7 +268,8 @@ def measure_server(args: argparse.Namespace, type: GGMLType, folder: Path) -> It
     """Yield times of 64 texts over HTTP and by `LLM.embed`, in ms, for each text length.
 
     one_request: a request with all texts. requests: one text a request, one after another.
-    concurrent: the same requests sent at once over a connection each. embed, embed_single: by
+    concurrent: the same requests sent at once over a connection each. one_request_floats: a request
+    with all texts whose embeddings are JSON numbers, not base64. embed, embed_single: by
     `LLM.embed`, all texts and one after another, without a server.
     """
     model = model_file(args, folder, type)
@@ -291,8 +292,10 @@ def measure_server(args: argparse.Namespace, type: GGMLType, folder: Path) -> It
         connections = [http.client.HTTPConnection("127.0.0.1", port) for _ in range(SERVED_TEXTS)]
         wait_until_loaded(connections[0])
 
-        def send(connection: http.client.HTTPConnection, texts: list[str]) -> None:
-            body = json.dumps({"input": texts, "encoding_format": "base64"})
+        def send(
+            connection: http.client.HTTPConnection, texts: list[str], form: str = "base64"
+        ) -> None:
+            body = json.dumps({"input": texts, "encoding_format": form})
             connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
 
         def receive(connection: http.client.HTTPConnection) -> None:
@@ -300,8 +303,8 @@ def measure_server(args: argparse.Namespace, type: GGMLType, folder: Path) -> It
             body = answer.read()
             assert answer.status == 200, body
 
-        def together(texts: list[str]) -> None:
-            send(connections[0], texts)
+        def together(texts: list[str], form: str = "base64") -> None:
+            send(connections[0], texts, form)
             receive(connections[0])
 
         def at_once(texts: list[str]) -> None:
@@ -316,6 +319,7 @@ def measure_server(args: argparse.Namespace, type: GGMLType, folder: Path) -> It
                 "one_request": lambda texts=texts: together(texts),
                 "requests": lambda texts=texts: [together([text]) for text in texts],
                 "concurrent": lambda texts=texts: at_once(texts),
+                "one_request_floats": lambda texts=texts: together(texts, "float"),
             }
             for run in runs.values():
                 run()
