@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import effort
 import pytest
 
 _cpu = pytest.importorskip("zinc.backends.cpu._cpu")
@@ -10,5 +11,7 @@ _cpu = pytest.importorskip("zinc.backends.cpu._cpu")
 # avx512bf16.
 SHARING = ("amx", "avx512bf16")
 ALL: list[str] = _cpu.levels()
-OF_KERNELS = [level for level in ALL if level not in SHARING]
+# avxvnni is avx2 with other dot products of bytes, which the tests of formats cover.
+REPEATED = () if effort.EVERY else ("avxvnni",)
+OF_KERNELS = [level for level in ALL if level not in (*SHARING, *REPEATED)]
 OF_FORMATS = [level for level in ALL if level != "avx512bf16" or "amx" not in ALL]

@@ -21,6 +21,7 @@ bool runs(std::string_view name) {
     if (name == "amx") return has.avx512bf16 && may_use_amx_tiles();
     if (name == "avx512bf16") return has.avx512bf16;
     if (name == "avx512") return has.avx512;
+    if (name == "avxvnni") return has.avxvnni;
     if (name == "avx2") return has.avx2;
 #elif defined(__aarch64__)
     if (name == "neon") return has_dot_product();

@@ -108,8 +108,10 @@ X86Features find_x86_features() {
     constexpr unsigned kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;  // cpuid 7, ebx
     constexpr unsigned kAvx512 = kF | kDq | kBw | kVl, kVnni = 1u << 11;               // cpuid 7, ecx
     found.avx512 = (saved & kZmm) == kZmm && (b & kAvx512) == kAvx512 && (c & kVnni) != 0;
-    constexpr unsigned kBf16 = 1u << 5;  // cpuid 7.1, eax
-    found.avx512bf16 = found.avx512 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kBf16) != 0;
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d)) return found;
+    constexpr unsigned kAvxVnni = 1u << 4, kBf16 = 1u << 5;  // cpuid 7.1, eax
+    found.avxvnni = found.avx2 && (a & kAvxVnni) != 0;
+    found.avx512bf16 = found.avx512 && (a & kBf16) != 0;
     return found;
 }
 

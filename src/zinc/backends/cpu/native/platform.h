@@ -18,8 +18,9 @@ size_t l1_data_cache_bytes();
 // Instruction sets of an x86-64 processor whose registers the system saves. zig's runtime has no
 // __builtin_cpu_supports, and older compilers do not know all names.
 struct X86Features {
-    bool avx2;    // with FMA and F16C
-    bool avx512;  // F, BW, DQ, VL and VNNI
+    bool avx2;     // with FMA and F16C
+    bool avxvnni;  // with avx2
+    bool avx512;   // F, BW, DQ, VL and VNNI
     bool avx512bf16;
     bool is_intel;
 };

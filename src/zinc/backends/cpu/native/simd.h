@@ -12,7 +12,7 @@
 
 #if defined(ZINC_SIMD_AVX512)
 #include "simd/avx512.h"
-#elif defined(ZINC_SIMD_AVX2)
+#elif defined(ZINC_SIMD_AVX2) || defined(ZINC_SIMD_AVXVNNI)
 #include "simd/avx2.h"
 #elif defined(ZINC_SIMD_NEON)
 #include "simd/neon.h"

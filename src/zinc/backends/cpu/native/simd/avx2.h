@@ -1,4 +1,5 @@
-// Sixteen lanes in two ymm registers: AVX2, FMA and F16C.
+// Sixteen lanes in two ymm registers: AVX2, FMA and F16C, and in the level avxvnni (Alder Lake and later) the
+// dot products of AVX-VNNI.
 //
 // AVX2 has no dot product of bytes. maddubs multiplies u8 by s8 and adds neighbours into int16, saturating at
 // 32767. Therefore Dot4 sums in int16 for as many groups of four k as the width of the weights allows (each
@@ -10,10 +11,15 @@
 
 namespace zinc::ZINC_LEVEL {
 
-inline constexpr int kVectorRegisters = 8;   // sixteen-lane values that fit in registers
-inline constexpr int kOffset8 = 0;           // 8-bit weights are stored as s8
-inline constexpr int kDotOffset = 0;         // dot4 takes u8 as they are
-inline constexpr bool kDotsOfBytes = false;  // unsigned weights may have all eight bits
+inline constexpr int kVectorRegisters = 8;  // sixteen-lane values that fit in registers
+inline constexpr int kDotOffset = 0;        // dot4 takes u8 as they are
+#if defined(ZINC_SIMD_AVXVNNI)
+inline constexpr int kOffset8 = 128;        // 8-bit weights are stored as u8 = s8 + kOffset8
+inline constexpr bool kDotsOfBytes = true;  // unsigned weights may have all eight bits
+#else
+inline constexpr int kOffset8 = 0;  // 8-bit weights are stored as s8
+inline constexpr bool kDotsOfBytes = false;
+#endif
 
 struct I32x16 {
     __m256i a, b;
@@ -275,6 +281,27 @@ inline I32x16 dot2(I32x16 acc, I16x32 x, int32_t pair) {
     return acc + I32x16{_mm256_madd_epi16(x.a, y), _mm256_madd_epi16(x.b, y)};
 }
 
+#if defined(ZINC_SIMD_AVXVNNI)
+
+// Adds to each lane of acc the dot product of its four u8 with `four`, four s8.
+inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
+    const __m256i x = _mm256_set1_epi32(four);
+    return {_mm256_dpbusd_avx_epi32(acc.a, w.a, x), _mm256_dpbusd_avx_epi32(acc.b, w.b, x)};
+}
+
+// Accumulates dot products over up to kRun groups of four k before total() is read. On this level every width
+// of the weights is one instruction.
+struct Dot {
+    static constexpr int kRun = 64;
+    I32x16 acc = I32x16::zero();
+    void add(U8x64 w, int32_t four) { acc = dot4(acc, w, four); }
+    I32x16 total() const { return acc; }
+};
+template <int kBits>
+using Dot4 = Dot;
+
+#else
+
 // Adds to each lane of acc the dot product of its four u8 with `four`, four s8. Bits 0..6 and bit 7 are
 // multiplied separately, so that maddubs does not saturate.
 inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
@@ -317,6 +344,8 @@ private:
         return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
     }
 };
+
+#endif
 
 #define ZINC_HAS_SUMS16 1
 // Stores the sum of each sixteen of 64 int8.
