@@ -103,12 +103,12 @@ EARLY_KERNEL(attention, Arguments)
         loadValues(args, split, places, j, v);
     }
 #if PREPARES
-    HeadSource source = headSource(args, split, wave);
-    Head own;
-    own.loadWeights(source, lane);
+    OwnHeads own(split);
+    own.loadWeights(args, split, wave, lane);
     waitForInputs(); // earlier steps have written all keys but the token's own
-    own.loadRow(source, lane);
-    bool is_last = prepareHeads(args, split, own, wave, lane);
+    own.loadRows(args, split, wave, lane);
+    own.prepare(args, split, wave, lane);
+    const bool is_last = own.has_keys;
 #endif
     float q[EACH][CHUNKS][8];
     UNROLL for (uint r = 0; r < EACH; r++)

@@ -287,18 +287,17 @@ EARLY_KERNEL(attention_decode, Arguments)
         keys.load(args, split, at, g, q);
         values.load(args, split, at, g, q);
     }
-    HeadSource source = headSource(args, split, wave);
-    Head own;
-    own.loadWeights(source, lane);
+    OwnHeads own(split);
+    own.loadWeights(args, split, wave, lane);
     waitForInputs(); // earlier steps have written all keys but those of this step
-    own.loadRow(source, lane);
-    const bool may_have_own = prepareHeads(args, split, own, wave, lane);
+    own.loadRows(args, split, wave, lane);
+    own.prepare(args, split, wave, lane);
     WarpQueries queries(args, split, wave, lane);
     __syncthreads(); // sums reuse the memory of the queries
     for (; at < split.end; at += WAVES * KEYS)
     {
         const uint next = min(at + WAVES * KEYS, (split.end - 1) / KEYS * KEYS);
-        const bool has_own = may_have_own && at + KEYS > split.ownPosition();
+        const bool has_own = own.has_keys && at + KEYS > split.ownPosition();
         if (has_own) keys.replace(split, at, g, q);
         float weights[KEYS / 8][4];
         queries.score(keys, lane, weights);

@@ -58,8 +58,9 @@ using Arguments = AttentionArguments;
 #define OWN_VALUE (V_FROM_K ? SKIP_V : HEAD_DIM / 8)
 #define OWN_CHUNKS ((HEAD_DIM + HEAD_DIM_V) / 8)
 #define MOST_OWN (HAS_TILES ? 8 : 1) // tokens of a sequence in the step
-#define KEY_SLOTS (HAS_TILES ? WAVES : 2) // for a key or a value
-#define HEADS_FLOAT4S ((ROWS + KEY_SLOTS) * HEAD_FLOAT4S)
+#define MOST_HEADS (ROWS + (HAS_TILES ? 2 * MOST_OWN : 2)) // that a workgroup prepares
+#define HEADS_AT_ONCE ((MOST_HEADS + WAVES - 1) / WAVES) // of a subgroup
+#define HEADS_FLOAT4S (MOST_HEADS * HEAD_FLOAT4S)
 #include "heads.cuh"
 // The keys of the sequence's tokens in the step, each followed by its value.
 SHARED Chunk own_chunks[MOST_OWN * OWN_CHUNKS];
@@ -83,16 +84,16 @@ struct KeySplit
     uint8_t* values;
     bool exists;
 
-    MEMBER uint blockTokens(ARGS) { return 1u << args.block_shift; }
-    MEMBER uint inBlock(ARGS, uint position) { return position & (blockTokens(args) - 1); }
-    MEMBER uint blockAt(ARGS, uint position) { return blocks[position >> args.block_shift]; }
+    MEMBER uint blockTokens(ARGS) const { return 1u << args.block_shift; }
+    MEMBER uint inBlock(ARGS, uint position) const { return position & (blockTokens(args) - 1); }
+    MEMBER uint blockAt(ARGS, uint position) const { return blocks[position >> args.block_shift]; }
 
-    MEMBER Plane keysOf(ARGS, uint block)
+    MEMBER Plane keysOf(ARGS, uint block) const
     {
         return { keys + uint64_t(block) * args.key_block, blockTokens(args) };
     }
 
-    MEMBER Plane valuesOf(ARGS, uint block)
+    MEMBER Plane valuesOf(ARGS, uint block) const
     {
         return { values + uint64_t(block) * args.value_block, blockTokens(args) };
     }
@@ -114,7 +115,7 @@ struct KeySplit
     }
 
     /// The row of query r before it is prepared.
-    MEMBER uint8_t* query(ARGS, uint r)
+    MEMBER uint8_t* query(ARGS, uint r) const
     {
         return rowAt(args.q, tokenOf(r), args.q_stride) + 4 * headOf(r) * HEAD_DIM;
     }
@@ -269,35 +270,54 @@ DEVICE void storeOwnHead(
         own_chunks[first + i + lane] = c;
         if (is_stored) storeChunk(plane, split.inBlock(args, position), i + lane, head_dim, c);
     }
-    __syncwarp(); // the slot may be used again
 }
 
-/// Prepares the heads of the workgroup, one a subgroup at a time. `head` is the first one, already
-/// loaded. Returns whether the split has keys of tokens in this step.
-DEVICE bool prepareHeads(ARGS, KeySplit split, Head& head, uint wave, uint lane)
+/// The heads that a subgroup prepares: `wave` and every WAVES-th after it.
+struct OwnHeads
 {
-    const uint first = split.ownPosition() + split.firstOwn();
-    const bool has_own = split.begin < split.end && split.end > first;
-    const uint n = ROWS + (has_own ? (V_FROM_K ? 1 : 2) * (split.end - first) : 0);
-    for (uint r = wave; r < n; r += WAVES)
+    Head heads[HEADS_AT_ONCE];
+    uint first, n; // position of the first key, and all heads of the workgroup
+    bool has_keys; // of tokens in this step
+
+    MEMBER explicit OwnHeads(const KeySplit& split)
+        : first(split.ownPosition() + split.firstOwn())
+        , has_keys(split.begin < split.end && split.end > first)
     {
-        Head next = head;
-        if (r + WAVES < n) next = Head(headSource(args, split, r + WAVES), lane);
-        const uint slot = r < ROWS ? r : ROWS + (HAS_TILES ? wave : r - ROWS);
-        head.prepare(args.eps, slot, lane);
-        if (r >= ROWS)
-        {
-            const bool is_value = (r - ROWS) % 2 > 0;
-            const uint position = first + (r - ROWS) / 2, i = position - split.ownPosition();
-            const uint block = split.blockAt(args, position);
-            storeOwnHead(args, split,
-                is_value ? split.valuesOf(args, block) : split.keysOf(args, block), position,
-                is_value ? HEAD_DIM_V : HEAD_DIM, i * OWN_CHUNKS + (is_value ? OWN_VALUE : 0), slot,
-                lane);
-        }
-        head = next;
+        n = ROWS + (has_keys ? (V_FROM_K ? 1 : 2) * (split.end - first) : 0);
     }
-    __syncthreads();
-    return has_own;
-}
+
+    MEMBER void loadWeights(ARGS, const KeySplit& split, uint wave, uint lane)
+    {
+        UNROLL for (uint k = 0; k < HEADS_AT_ONCE; k++)
+            if (wave + k * WAVES < n)
+                heads[k].loadWeights(headSource(args, split, wave + k * WAVES), lane);
+    }
+
+    MEMBER void loadRows(ARGS, const KeySplit& split, uint wave, uint lane)
+    {
+        UNROLL for (uint k = 0; k < HEADS_AT_ONCE; k++)
+            if (wave + k * WAVES < n)
+                heads[k].loadRow(headSource(args, split, wave + k * WAVES), lane);
+    }
+
+    /// Prepares the heads, each in the slot of its number, and stores keys and values.
+    MEMBER void prepare(ARGS, const KeySplit& split, uint wave, uint lane)
+    {
+        prepareHeads(heads, wave, WAVES, n, args.eps, lane);
+        for (uint r = wave; r < n; r += WAVES)
+            if (r >= ROWS) storeKeyOrValue(args, split, r, lane);
+        __syncthreads();
+    }
+
+private:
+    MEMBER void storeKeyOrValue(ARGS, const KeySplit& split, uint r, uint lane) const
+    {
+        const bool is_value = (r - ROWS) % 2 > 0;
+        const uint position = first + (r - ROWS) / 2, i = position - split.ownPosition();
+        const uint block = split.blockAt(args, position);
+        storeOwnHead(args, split,
+            is_value ? split.valuesOf(args, block) : split.keysOf(args, block), position,
+            is_value ? HEAD_DIM_V : HEAD_DIM, i * OWN_CHUNKS + (is_value ? OWN_VALUE : 0), r, lane);
+    }
+};
 #endif

@@ -95,17 +95,18 @@ struct Head
 
     Head() = default;
 
-    /// Normalises and rotates the head, and leaves it in its slot.
-    MEMBER void prepare(float eps, uint slot, uint lane)
+    MEMBER void normalise(float eps)
     {
-        if (normalised)
-        {
-            float sum = 0;
-            UNROLL for (uint i = 0; i < HEAD_FOURS; i++) sum += dot(x[i], x[i]);
-            float scale = rsqrt(warpSum(sum) / float(width) + eps);
-            UNROLL for (uint i = 0; i < HEAD_FOURS; i++) x[i] *= scale * weight[i];
-        }
-        share(slot, lane);
+        if (!normalised) return;
+        float sum = 0;
+        UNROLL for (uint i = 0; i < HEAD_FOURS; i++) sum += dot(x[i], x[i]);
+        float scale = rsqrt(warpSum(sum) / float(width) + eps);
+        UNROLL for (uint i = 0; i < HEAD_FOURS; i++) x[i] *= scale * weight[i];
+    }
+
+    /// Rotates the head, which is in its slot.
+    MEMBER void rotate(uint slot, uint lane)
+    {
         if (!rotated) return;
         UNROLL for (uint i = 0; i < HEAD_FOURS; i++)
             UNROLL for (uint j = 0; j < 4; j++)
@@ -115,17 +116,33 @@ struct Head
                 float other = headFour(slot, partner / 4)[partner % 4];
                 x[i][j] = x[i][j] * cosine[i][j] + other * sine[i][j];
             }
-        __syncwarp();
-        share(slot, lane);
     }
 
-    MEMBER void share(uint slot, uint lane)
+    MEMBER void share(uint slot, uint lane) const
     {
         UNROLL for (uint i = 0; i < HEAD_FOURS; i++)
             storeShared(slot * HEAD_FLOAT4S + i * SUBGROUP + lane, x[i]);
-        __syncwarp();
     }
 };
+
+/// Normalises and rotates the heads of a subgroup, which are those from `first` on, every `step`-th
+/// of `n`. Each is left in the slot of its number. Heads wait for shuffles and shared memory together.
+template <uint COUNT>
+DEVICE void prepareHeads(
+    Head (&heads)[COUNT], uint first, uint step, uint n, float eps, uint lane)
+{
+    UNROLL for (uint k = 0; k < COUNT; k++)
+        if (first + k * step < n) heads[k].normalise(eps);
+    UNROLL for (uint k = 0; k < COUNT; k++)
+        if (first + k * step < n) heads[k].share(first + k * step, lane);
+    __syncwarp();
+    UNROLL for (uint k = 0; k < COUNT; k++)
+        if (first + k * step < n) heads[k].rotate(first + k * step, lane);
+    __syncwarp();
+    UNROLL for (uint k = 0; k < COUNT; k++)
+        if (first + k * step < n) heads[k].share(first + k * step, lane);
+    __syncwarp();
+}
 
 /// Returns a chunk of a prepared head as the cache stores it. The four lanes of 32 columns call it
 /// together.

@@ -30,8 +30,8 @@ KERNEL(rope_store, Arguments)
     uint8_t* weight = kind == 0 ? args.q_norm : kind == 1 ? args.k_norm : (uint8_t*)nullptr;
     uint8_t* table = kind == 2 ? (uint8_t*)nullptr : rowAt(args.table, token, args.table_stride);
     bool normalised = kind == 2 && args.normalises_v != 0;
-    Head own({ x + 4 * head * width, width, weight, normalised, (float*)table }, lane);
-    own.prepare(args.eps, 0, lane);
+    Head own[1] = { Head({ x + 4 * head * width, width, weight, normalised, (float*)table }, lane) };
+    prepareHeads(own, 0, 1, 1, args.eps, lane);
 
     if (kind == 0)
     {

@@ -32,6 +32,7 @@ MAX_HEADS, MAX_SUMS = 8, 1024  # of a block
 FEW_TOKENS = ((4, 8192), (8, 1024))
 KEYS, WIDE_KEYS, MAX_NARROW_DIM, MAX_DIM = 16, 8, 128, 256
 WARPS = 8
+MOST_OWN = FEW_TOKENS[-1][0]  # tokens of a sequence in a step
 GROUPS_A_UNIT = 1  # blocks for each compute unit
 # Up to CLUSTER_KEYS keys the splits of a head are a cluster of blocks, which merges them in shared
 # memory. With so few keys of all tokens they fill half of the device, and the next kernel loads its
@@ -96,7 +97,7 @@ def _shared_bytes(state: KVState, cut: Cut) -> int:
     defines = dict(cut.defines)
     warps, rows = defines["WAVES"], defines.get("TILE_TOKENS", 1) * cut.each
     width = max(state.head_dim, state.head_dim_v)
-    slots = rows + (warps if "TILE_TOKENS" in defines else 2)  # of prepared heads
+    slots = rows + 2 * (MOST_OWN if "TILE_TOKENS" in defines else 1)  # of prepared heads
     return 4 * max(warps * rows * state.head_dim_v, slots * ceil_div(width, 128) * 128)
 
 
