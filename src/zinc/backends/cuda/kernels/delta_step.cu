@@ -1,14 +1,17 @@
 // delta_step: convolution, gated delta rule and gated norm of steps with one token a sequence
-// (zinc.ops.recurrent_step). A block computes one value head (group.x) of one sequence (group.y).
-// The state is stored as S transposed: [value heads, V_DIM, K_DIM]. A group of SHARE lanes updates
-// COLUMNS columns of S, and each lane holds every SHARE-th float4 of a column. The kernel loads the
-// states of S and of the convolution before it waits for its inputs, because only earlier steps
-// have written them.
-//   TAPS      of the convolution, whose state has the last TAPS - 1 rows of x, oldest first
-//   REPEATS   value heads that share a key head
-//   GROUPED   they are neighbours
-//   ROLLBACK  if not 0, states are those of delta_slot.cuh and causal_conv.cu, which can be rolled back
-//   Q8        y is a row of 8-bit blocks
+// (zinc.ops.recurrent_step). A block computes value heads of sequences, one after another. The state
+// is stored as S transposed: [value heads, V_DIM, K_DIM]. A group of SHARE lanes updates COLUMNS
+// columns of S, and each lane holds every SHARE-th float4 of a column. The kernel loads the states
+// of S and of the convolution before it waits for its inputs, because only earlier steps have
+// written them.
+//   PERSISTENT  1: a block computes every gridDim.x-th head, and loads a column of the next head as
+//               soon as it has stored that of the current one (without ROLLBACK); 0: one head
+//   TAPS        of the convolution, whose state has the last TAPS - 1 rows of x, oldest first
+//   REPEATS     value heads that share a key head
+//   GROUPED     they are neighbours
+//   ROLLBACK    if not 0, states are those of delta_slot.cuh and causal_conv.cu, which can be rolled
+//               back
+//   Q8          y is a row of 8-bit blocks
 
 #include "arguments.h"
 
@@ -18,6 +21,7 @@ using Arguments = DeltaStepArguments;
 #include "decay.cuh"
 #include "delta_slot.cuh"
 #include "floats.cuh"
+#include "mma.cuh"
 #include "q8.cuh"
 #include "step.cuh"
 
@@ -31,50 +35,26 @@ using Arguments = DeltaStepArguments;
 #define RING (TAPS - 1 + ROLLBACK)
 
 static_assert(V_DIM % GROUPS == 0 && V_DIM <= 4 * SUBGROUP);
+static_assert(!PERSISTENT || !ROLLBACK);
 
 SHARED float4 heads[COLS / 4]; // q, k and v after the convolution
 SHARED float outputs[V_DIM];
+SHARED float normWeights[V_DIM];
+#define STAGES (1 + PERSISTENT) // inputs of the current head, and of the next
+SHARED float taps[STAGES][TAPS][COLS];
+SHARED float rows[STAGES][TAPS][COLS]; // of x, from the state of the convolution and from the step
+SHARED float gates[STAGES][V_DIM];     // z
+SHARED struct
+{
+    float alpha, beta, decay, bias;
+} numbers[STAGES];
 #if ROLLBACK
 SHARED float4 kept_keys[KEPT][K_DIM / 4];
 SHARED float kept_values[KEPT][V_DIM];
 SHARED float2 kept_gates[KEPT]; // decay and beta
 #else
-SHARED float next[TAPS - 1][COLS]; // rows of x that the next step reads
 SHARED bool read_last; // whether no other value head of the key head still reads its columns
 #endif
-
-/// A column of the convolution: q, k or v of the block's head.
-struct Convolution
-{
-    float last[TAPS - 1], taps[TAPS];
-
-    /// Loads the column. `state` is that of the sequence, whose token is at `position`.
-    MEMBER void load(ARGS, const float* state, uint col, uint position)
-    {
-        UNROLL for (uint t = 0; t < TAPS; t++) taps[t] = args.conv_weight[col * TAPS + t];
-        UNROLL for (uint t = 0; t < TAPS - 1; t++)
-        {
-            bool fresh = ROLLBACK ? position + t < TAPS - 1 : position == 0;
-            uint place = ROLLBACK ? (position + t - (TAPS - 1)) % RING : t;
-            last[t] = fresh ? 0.0f : state[place * args.cols + col];
-        }
-    }
-
-    /// Stores the result for `x` and the next state of column `i` to shared memory. With ROLLBACK
-    /// the state is a ring, to which the caller adds `x`.
-    MEMBER void apply(float x, uint i) const
-    {
-        float sum = taps[TAPS - 1] * x;
-        UNROLL for (uint t = 0; t < TAPS - 1; t++)
-        {
-            sum += taps[t] * last[t];
-#if !ROLLBACK
-            next[t][i] = t + 1 < TAPS - 1 ? last[min(t + 1, TAPS - 2)] : x;
-#endif
-        }
-        ((float*)heads)[i] = sum * sigmoid(sum);
-    }
-};
 
 /// Returns the column of x that is column `i` of q, k and v of the head.
 DEVICE uint columnOf(ARGS, uint head, uint k_head, uint i)
@@ -97,7 +77,7 @@ DEVICE float inverseLength(const float* head, uint lane)
 DEVICE float sumOfShares(float4 x)
 {
     float sum = x.x + x.y + x.z + x.w;
-    UNROLL for (uint m = 1; m < SHARE; m *= 2) sum += shuffleXor<SHARE>(sum, m);
+    UNROLL for (uint m = 1; m < SHARE; m *= 2) sum += shuffleXor(sum, m);
     return sum;
 }
 
@@ -171,14 +151,14 @@ DEVICE void keepInputs(
 
 /// Normalises the outputs of the head, multiplies them with silu(z) and stores them. The first warp
 /// calls it with four columns a lane.
-DEVICE void storeNormalised(ARGS, uint8_t* row, uint head, float4 z, float4 weight, uint lane)
+DEVICE void storeNormalised(ARGS, uint8_t* row, uint head, const float* z, uint lane)
 {
     const bool inside = 4 * lane < V_DIM;
     const uint at = inside ? 4 * lane : 0;
     float4 y = float4(outputs[at], outputs[at + 1], outputs[at + 2], outputs[at + 3]);
-    const float sum = warpSum(inside ? dot(y, y) : 0.0f);
-    y *= rsqrt(sum / float(V_DIM) + args.eps) * weight;
-    UNROLL for (uint i = 0; i < 4; i++) y[i] *= z[i] * sigmoid(z[i]);
+    const float scale = rsqrt(warpSum(inside ? dot(y, y) : 0.0f) / float(V_DIM) + args.eps);
+    UNROLL for (uint i = 0; i < 4; i++)
+        y[i] *= scale * normWeights[at + i] * z[at + i] * sigmoid(z[at + i]);
     if (!inside) return;
 #if Q8
     storeQ8(row, args.n_v_heads * V_DIM, head * V_DIM + at, y);
@@ -187,118 +167,231 @@ DEVICE void storeNormalised(ARGS, uint8_t* row, uint head, float4 z, float4 weig
 #endif
 }
 
+/// A value head of a sequence. The only token of the sequence has the same index.
+struct Head
+{
+    uint sequence, head, k_head, position;
+    float* states;
+    float* conv_state;
+
+    MEMBER Head(ARGS, uint index)
+        : sequence(index / args.n_v_heads)
+        , head(index % args.n_v_heads)
+        , k_head(GROUPED ? head / REPEATS : head % args.n_k_heads)
+        , position(positionOf(args.step, sequence))
+    {
+        const uint64_t slot = uint(args.step->state_slot[sequence]);
+        states = args.state + slot * args.slot_floats;
+        conv_state = args.conv_state + slot * args.conv_slot_floats;
+    }
+
+    /// Returns the lane's first float4 of S before the step, or after it if `is_next`.
+    MEMBER float4* state(ARGS, bool is_next) const
+    {
+        const uint share = threadIdx.x % SHARE, c = threadIdx.x / SHARE;
+        const uint own = (head * V_DIM + c) * K_DIM + 4 * share;
+#if ROLLBACK
+        const Span span = spanOf(args, states, sequence, sequence + 1);
+        return (float4*)(span.halfOf(span.chunk + is_next) + own);
+#else
+        return (float4*)(states + own);
+#endif
+    }
+
+    /// Whether the block keeps what value heads with one key head share.
+    MEMBER bool isFirst(ARGS) const
+    {
+        return GROUPED ? head % REPEATS == 0 : head < args.n_k_heads;
+    }
+};
+
+/// Loads 16 bytes to the registers of `x` if they exist. A branch would load them to other registers,
+/// and wait for them to be copied.
+DEVICE void loadIf(float4& x, const float4* p, bool exists)
+{
+#ifdef ZINC_EMULATED
+    if (exists) x = *p;
+#else
+    asm volatile("{\n\t.reg .pred exists;\n\t"
+                 "setp.ne.u32 exists, %5, 0;\n\t"
+                 "@exists ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n\t}"
+                 : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
+                 : "l"(p), "r"(uint(exists)));
+#endif
+}
+
+/// Loads a lane's part of its column j of S, if there is such a head.
+DEVICE void loadColumn(float4 (&s)[FOURS], const float4* state, uint j, bool exists)
+{
+    UNROLL for (uint i = 0; i < FOURS; i++)
+        loadIf(s[i], state + j * GROUPS * K_DIM / 4 + i * SHARE, exists);
+}
+
+/// Starts the copies of what the convolution reads from memory of earlier steps. Each thread copies
+/// the columns that it multiplies.
+DEVICE void copyConvolution(ARGS, const Head& at, uint stage)
+{
+    UNROLL for (uint j = 0; j < COLS_EACH; j++)
+    {
+        const uint i = j * THREADS + threadIdx.x;
+        if (i >= COLS) break;
+        const uint col = columnOf(args, at.head, at.k_head, i);
+        UNROLL for (uint t = 0; t < TAPS; t++)
+            copySmallAsync<4>(&taps[stage][t][i], args.conv_weight + col * TAPS + t);
+        UNROLL for (uint t = 0; t < TAPS - 1; t++)
+        {
+            const uint place = ROLLBACK ? (at.position + t - (TAPS - 1)) % RING : t;
+            copySmallAsync<4>(&rows[stage][t][i], at.conv_state + place * args.cols + col);
+        }
+    }
+    commitCopies();
+}
+
+/// Stores the result for column `i` of q, k and v.
+DEVICE void convolve(const Head& at, uint stage, uint i)
+{
+    float sum = taps[stage][TAPS - 1][i] * rows[stage][TAPS - 1][i];
+    UNROLL for (uint t = 0; t < TAPS - 1; t++)
+    {
+        const bool fresh = ROLLBACK ? at.position + t < TAPS - 1 : at.position == 0;
+        if (fresh) rows[stage][t][i] = 0;
+        sum += taps[stage][t][i] * rows[stage][t][i];
+    }
+    ((float*)heads)[i] = sum * sigmoid(sum);
+}
+
+/// Starts the copies of what the step has computed for the head, and of its decay.
+DEVICE void copyInputs(ARGS, const Head& at, uint stage)
+{
+    const uint thread = threadIdx.x;
+    const float* x = (float*)rowAt(args.x, at.sequence, args.x_stride);
+    UNROLL for (uint j = 0; j < COLS_EACH; j++)
+    {
+        const uint i = j * THREADS + thread;
+        if (i < COLS)
+            copySmallAsync<4>(&rows[stage][TAPS - 1][i], x + columnOf(args, at.head, at.k_head, i));
+    }
+    const float* z = (float*)rowAt(args.z, at.sequence, args.z_stride) + at.head * V_DIM;
+    if (thread < V_DIM) copySmallAsync<4>(&gates[stage][thread], z + thread);
+    if (thread == 0)
+    {
+        const uint8_t* alpha = rowAt(args.alpha, at.sequence, args.alpha_stride);
+        const uint8_t* beta = rowAt(args.beta, at.sequence, args.beta_stride);
+        copySmallAsync<4>(&numbers[stage].alpha, alpha + 4 * at.head);
+        copySmallAsync<4>(&numbers[stage].beta, beta + 4 * at.head);
+        copySmallAsync<4>(&numbers[stage].decay, args.decay + at.head);
+        copySmallAsync<4>(&numbers[stage].bias, args.decay_bias + at.head);
+    }
+    commitCopies();
+}
+
 EARLY_KERNEL(delta_step, Arguments)
 {
-    const uint thread = threadIdx.x, lane = thread % SUBGROUP;
-    const uint head = blockIdx.x, sequence = blockIdx.y; // its only token has the same index
-    if (sequence >= args.step->sequences) return waitForInputs();
-    const uint k_head = GROUPED ? head / REPEATS : head % args.n_k_heads;
-    const uint share = thread % SHARE, c = thread / SHARE;
-    const uint64_t slot = uint(args.step->state_slot[sequence]);
-    const uint position = positionOf(args.step, sequence);
-    const uint own = (head * V_DIM + c) * K_DIM + 4 * share; // first float of the lane in S
-    float* states = args.state + slot * args.slot_floats;
-#if ROLLBACK
-    const Span span = spanOf(args, states, sequence, sequence + 1);
-    float4* state = (float4*)(span.halfOf(span.chunk) + own);
-    const bool fresh = false;
-#else
-    float4* state = (float4*)(states + own);
-    const bool fresh = position == 0;
-#endif
+    const uint thread = threadIdx.x, lane = thread % SUBGROUP, share = thread % SHARE;
+    const uint c = thread / SHARE, n_heads = args.step->sequences * args.n_v_heads;
+    uint index = blockIdx.x;
+    if (index >= n_heads) return waitForInputs();
+    Head at(args, index);
     float4 s[COLUMNS][FOURS];
-    UNROLL for (uint j = 0; j < COLUMNS; j++)
-        UNROLL for (uint i = 0; i < FOURS; i++)
-            s[j][i] = loadAligned<16>(state + j * GROUPS * K_DIM / 4 + i * SHARE);
+    UNROLL for (uint j = 0; j < COLUMNS; j++) loadColumn(s[j], at.state(args, false), j, true);
 #if ROLLBACK
-    applyKept(span, head, k_head, s);
+    applyKept(spanOf(args, at.states, at.sequence, at.sequence + 1), at.head, at.k_head, s);
 #endif
-    float* conv_state = args.conv_state + slot * args.conv_slot_floats;
-    Convolution conv[COLS_EACH];
-    UNROLL for (uint j = 0; j < COLS_EACH; j++)
-    {
-        const uint i = j * THREADS + thread;
-        if (i < COLS) conv[j].load(args, conv_state, columnOf(args, head, k_head, i), position);
-    }
-    const float decay = args.decay[head], bias = args.decay_bias[head];
-    const uint at = min(4 * lane, V_DIM - 4);
-    const float4 weight = loadFour(args.norm, V_DIM, at);
+    uint stage = 0;
+    copyConvolution(args, at, stage);
+    if (thread < V_DIM) normWeights[thread] = ((float*)args.norm)[thread];
 
     waitForInputs();
-#if ROLLBACK
-    const bool is_first = GROUPED ? head % REPEATS == 0 : head < args.n_k_heads;
-#endif
-    const float* x = (float*)rowAt(args.x, sequence, args.x_stride);
-    const float alpha = ((float*)rowAt(args.alpha, sequence, args.alpha_stride))[head];
-    const float beta = ((float*)rowAt(args.beta, sequence, args.beta_stride))[head];
-    const float4 z
-        = loadFour(rowAt(args.z, sequence, args.z_stride) + 4 * head * V_DIM, V_DIM, at);
-    UNROLL for (uint j = 0; j < COLS_EACH; j++)
+    copyInputs(args, at, stage);
+    _Pragma("unroll 1") while (true)
     {
-        const uint i = j * THREADS + thread;
-        if (i >= COLS) break;
-        const uint col = columnOf(args, head, k_head, i);
-        conv[j].apply(x[col], i);
+        index += gridDim.x;
+        const bool is_last = !PERSISTENT || index >= n_heads;
+        const Head next = is_last ? at : Head(args, index);
+        waitForCopies<0>();
+        UNROLL for (uint j = 0; j < COLS_EACH; j++)
+        {
+            const uint i = j * THREADS + thread;
+            if (i >= COLS) break;
+            convolve(at, stage, i);
 #if ROLLBACK
-        if (i >= 2 * K_DIM || is_first) conv_state[position % RING * args.cols + col] = x[col];
+            const uint col = columnOf(args, at.head, at.k_head, i);
+            if (i >= 2 * K_DIM || at.isFirst(args))
+                at.conv_state[at.position % RING * args.cols + col] 
+                    = rows[stage][TAPS - 1][i];
 #endif
-    }
-    __syncthreads();
-
+        }
+        __syncthreads();
+        const float alpha = numbers[stage].alpha, beta = numbers[stage].beta;
+        const float kept = decayOf(numbers[stage].decay, alpha + numbers[stage].bias);
 #if ROLLBACK
-    const bool stores = position % CHUNK == KEPT; // S changes at the end of a chunk only
-    state = (float4*)(span.halfOf(span.chunk + 1) + own);
-    if (!stores) keepInputs(span, head, k_head, is_first, alpha, beta);
+        const bool stores = at.position % CHUNK == KEPT; // S changes at the end of a chunk only
+        const bool fresh = false;
+        if (!stores)
+            keepInputs(spanOf(args, at.states, at.sequence, at.sequence + 1), at.head, at.k_head,
+                at.isFirst(args), alpha, beta);
 #else
-    const bool stores = true;
-    // Value heads that share a key head have all read its columns before the last one writes them.
-    // The count arrives while the block works, and nothing is stored yet that a fence waits for.
-    uint* arrived = args.arrived + (sequence * args.n_k_heads + k_head);
-    uint n_read = 0;
-    if (thread == 0)
-    {
-        __threadfence();
-        n_read = atomicAdd(arrived, 1u);
-    }
+        const bool stores = true, fresh = at.position == 0;
+        // Value heads that share a key head have all read its columns before the last one writes
+        // them. The count arrives while the block works. It needs no fence, which would wait for
+        // the stores of the head before: all threads had the columns before the barrier.
+        uint* arrived = args.arrived + (at.sequence * args.n_k_heads + at.k_head);
+        const uint n_read = thread == 0 ? atomicAdd(arrived, 1u) : 0;
 #endif
-    const float q_scale = inverseLength((float*)heads, lane) * rsqrt(float(K_DIM));
-    const float k_scale = inverseLength((float*)heads + K_DIM, lane);
-    const float kept = decayOf(decay, alpha + bias);
-    UNROLL for (uint j = 0; j < COLUMNS; j++)
-    {
-        float4 known = 0, sum = 0;
-        UNROLL for (uint i = 0; i < FOURS; i++)
+        if (!is_last)
         {
-            s[j][i] = fresh ? float4(0.0f) : s[j][i] * kept;
-            known += s[j][i] * heads[K_DIM / 4 + i * SHARE + share];
+            copyConvolution(args, next, 1 - stage);
+            copyInputs(args, next, 1 - stage);
         }
-        const float v = ((float*)heads)[2 * K_DIM + j * GROUPS + c];
-        const float d = sigmoid(beta) * (v - k_scale * sumOfShares(known)) * k_scale;
-        UNROLL for (uint i = 0; i < FOURS; i++)
+        float4* state = at.state(args, true);
+        const float4* next_state = next.state(args, false);
+        const float q_scale = inverseLength((float*)heads, lane) * rsqrt(float(K_DIM));
+        const float k_scale = inverseLength((float*)heads + K_DIM, lane);
+        UNROLL for (uint j = 0; j < COLUMNS; j++)
         {
-            s[j][i] += heads[K_DIM / 4 + i * SHARE + share] * d;
-            sum += s[j][i] * heads[i * SHARE + share];
-            if (stores) storeAligned<16>(state + j * GROUPS * K_DIM / 4 + i * SHARE, s[j][i]);
+            // Barriers keep the compiler from holding q and k in registers.
+            __syncwarp();
+            float4 known = 0, sum = 0;
+            UNROLL for (uint i = 0; i < FOURS; i++)
+            {
+                s[j][i] = fresh ? float4(0.0f) : s[j][i] * kept;
+                known += s[j][i] * heads[K_DIM / 4 + i * SHARE + share];
+            }
+            const float v = ((float*)heads)[2 * K_DIM + j * GROUPS + c];
+            const float d = sigmoid(beta) * (v - k_scale * sumOfShares(known)) * k_scale;
+            __syncwarp();
+            UNROLL for (uint i = 0; i < FOURS; i++)
+            {
+                s[j][i] += heads[K_DIM / 4 + i * SHARE + share] * d;
+                sum += s[j][i] * heads[i * SHARE + share];
+                if (stores) storeAligned<16>(state + j * GROUPS * K_DIM / 4 + i * SHARE, s[j][i]);
+            }
+            loadColumn(s[j], next_state, j, !is_last);
+            const float y = q_scale * sumOfShares(sum);
+            if (share == 0) outputs[j * GROUPS + c] = y;
         }
-        const float y = q_scale * sumOfShares(sum);
-        if (share == 0) outputs[j * GROUPS + c] = y;
-    }
 #if !ROLLBACK
-    if (thread == 0)
-    {
-        read_last = n_read == REPEATS - 1;
-        if (read_last) *arrived = 0;
-    }
+        if (thread == 0)
+        {
+            read_last = n_read == REPEATS - 1;
+            if (read_last) *arrived = 0;
+        }
 #endif
-    __syncthreads();
-    if (thread < SUBGROUP)
-        storeNormalised(args, rowAt(args.y, sequence, args.y_stride), head, z, weight, lane);
+        __syncthreads();
+        if (thread < SUBGROUP)
+            storeNormalised(
+                args, rowAt(args.y, at.sequence, args.y_stride), at.head, gates[stage], lane);
 #if !ROLLBACK
-    UNROLL for (uint j = 0; j < COLS_EACH; j++)
-    {
-        const uint i = j * THREADS + thread, col = columnOf(args, head, k_head, i);
-        if (i >= COLS || (i < 2 * K_DIM && !read_last)) continue;
-        UNROLL for (uint t = 0; t < TAPS - 1; t++) conv_state[t * args.cols + col] = next[t][i];
-    }
+        UNROLL for (uint j = 0; j < COLS_EACH; j++)
+        {
+            const uint i = j * THREADS + thread, col = columnOf(args, at.head, at.k_head, i);
+            if (i >= COLS || (i < 2 * K_DIM && !read_last)) continue;
+            UNROLL for (uint t = 0; t < TAPS - 1; t++)
+                at.conv_state[t * args.cols + col] = rows[stage][t + 1][i];
+        }
 #endif
+        if (is_last) break;
+        at = next;
+        stage = 1 - stage;
+    }
 }

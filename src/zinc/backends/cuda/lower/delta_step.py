@@ -1,4 +1,4 @@
-"""Lowering of delta_step: a block for each value head of each sequence."""
+"""Lowering of delta_step: blocks compute the value heads of all sequences."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from zinc.ops.step import StepCondition
 from zinc.ops.values import RecurrentState
 
 SHARE = 8  # lanes of a column of the state (SHARE in kernels/delta_step.cu)
-# If not all blocks run at once, an SM has two: one loads its state while the other stores it.
+# If not all heads fit the device at once, an SM has two blocks: one loads its state while the other
+# stores it. With many heads the blocks share them, and load the state of the next one meanwhile.
 THREADS_OF_MANY, BLOCKS_OF_MANY = 256, 2
+PERSISTENT_HEADS = 3  # of a block; with two it is slower (dev/kernels/cuda.md)
 MAX_FLOATS = 64  # of the state in the registers of a thread
 
 
@@ -42,7 +44,10 @@ def delta_step(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     attrs = launch.attributes
     n_k_heads, n_v_heads = int(attrs["n_k_heads"]), int(attrs["n_v_heads"])
     v_dim = int(attrs["v_dim"])
-    is_one_wave = n_v_heads * bucket.sequences <= at.features.compute_units
+    n_heads, units = n_v_heads * bucket.sequences, at.features.compute_units
+    is_one_wave, rollback = n_heads <= units, int(attrs.get("rollback", 0))
+    blocks = BLOCKS_OF_MANY * units
+    is_persistent = n_heads >= PERSISTENT_HEADS * blocks and not rollback
     threads = SHARE * v_dim if is_one_wave else THREADS_OF_MANY
     kernel = KernelVariant(
         "delta_step",
@@ -50,12 +55,13 @@ def delta_step(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             ("GROUPED", int(attrs["grouped"])),
             ("K_DIM", int(attrs["k_dim"])),
             ("MIN_BLOCKS", 1 if is_one_wave else BLOCKS_OF_MANY),
+            ("PERSISTENT", int(is_persistent)),
             ("Q8", is_q8(y)),
             ("REPEATS", n_v_heads // n_k_heads),
-            ("ROLLBACK", int(attrs.get("rollback", 0))),
+            ("ROLLBACK", rollback),
             ("TAPS", int(attrs["taps"])),
             ("THREADS", threads),
-            ("VECTORS", in_vectors(at, z, y)),
+            ("VECTORS", in_vectors(at, y)),
             ("V_DIM", v_dim),
         ),
     )
@@ -82,4 +88,4 @@ def delta_step(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         eps=float(attrs["eps"]),
         **vectors,
     )
-    return [Dispatch(kernel, arguments, (n_v_heads, bucket.sequences, 1))]
+    return [Dispatch(kernel, arguments, (blocks if is_persistent else n_heads, 1, 1))]
