@@ -13,7 +13,14 @@ from logging_host import LoggingHost
 
 from zinc.backends.cuda import CUDA_KERNELS, CudaKernels
 from zinc.backends.cuda import tiles as cuda_tiles
-from zinc.backends.cuda.tiles import CudaGemvTile, FewSlotTile, FewTile, MmaTile, StreamTile
+from zinc.backends.cuda.tiles import (
+    CudaGemvTile,
+    FewSlotTile,
+    FewTile,
+    MmaTile,
+    StreamTile,
+    VectorSlotTile,
+)
 from zinc.backends.cuda.tilings import CUDA_TILINGS
 from zinc.backends.vulkan import SLANG_KERNELS, VulkanKernels
 from zinc.gpu import tile_table, tiles
@@ -48,6 +55,7 @@ KEY = TileKey("gemv", GGMLType.Q4_K, 96, 512)
 EXPERTS = replace(KEY, kernel="gemm_experts", n_x=16, experts=8)
 STREAM = replace(KEY, kernel="gemm_stream", n_x=40)
 SLOTS = replace(EXPERTS, kernel="gemm_slots", n_x=2)
+VECTORS = replace(EXPERTS, kernel="gemv_slots", n_x=1)
 FLOATS_KEY = replace(KEY, kernel="gemm_floats", type=GGMLType.F32, n_x=64)
 TILE = CudaGemvTile(waves=4, split=2, rows=2, batch=1)
 
@@ -149,6 +157,10 @@ def cuda_tiles_of(features: Features, key: TileKey) -> Iterator[tuple[TileKey, T
         if n_x <= cuda_tiles.MOST_SLOTS and key.type not in FLOATS:
             slots = replace(experts, kernel="gemm_slots")
             yield slots, cuda_tiles.few_slots(features, slots)
+        if n_x <= cuda_tiles.MOST_VECTOR_SLOTS and key.type not in FLOATS:
+            vectors = replace(experts, kernel="gemv_slots", cols=min(key.cols, 2048))
+            for n_slots in (vectors.experts // 2, vectors.experts):
+                yield vectors, cuda_tiles.vector_slots(features, vectors, n_slots)
         if key.type in FLOATS and not gated:
             floats = replace(each, kernel="gemm_floats")
             yield floats, cuda_tiles.float_gemm(features, floats)
@@ -187,6 +199,9 @@ def cuda_tiles_of(features: Features, key: TileKey) -> Iterator[tuple[TileKey, T
         (SLOTS, FewSlotTile(4, 2, 4, 2), "registers"),
         (SLOTS, FewSlotTile(1, 3, 2, 2), "groups of columns"),
         (SLOTS, FewSlotTile(1, 2, 5, 2), "too many warps"),
+        (VECTORS, VectorSlotTile(8, 8, 8, 2), "registers"),
+        (VECTORS, VectorSlotTile(4, 8, 8, 4), "too many warps"),
+        (VECTORS, VectorSlotTile(3, 8, 8, 2), "no power of two"),
         (FLOATS_KEY, MmaTile(1, 4, 4, 1, stages=3, deep=2), "no such parameter"),
         (FLOATS_KEY, MmaTile(1, 16, 4, 1, stages=3, blocks=3), "registers"),
     ],

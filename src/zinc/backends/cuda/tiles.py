@@ -66,6 +66,8 @@ GROUP_BYTES = {  # of a group of a warp in shared memory (whole_scales.cuh)
 FEW_STAGES = 2  # of the groups of a warp with 9 to 16 rows of x (gemm_few.cu)
 MOST_ROUND = 8  # tiles of a team whose sums meet at once (gemm_slots.cu)
 MOST_SLOTS = 8  # of an expert on average (gemm_slots.cu)
+MOST_VECTOR_SLOTS = 1  # of an expert on average (gemv_slots.cu)
+MOST_VECTOR_COLS = 2048  # two units for each lane of a warp
 WAVES = 3  # of blocks of experts, so that the last wave matters little
 OTHER_SHARED_BYTES = 20 << 10  # of a block, besides slabs of x
 FULL = 0.9  # blocks for each compute unit from which a grid counts as a full wave
@@ -349,21 +351,14 @@ class FewSlotTile:
         most = SUMS_BYTES // self.blocks // self._tile_bytes(key)
         return max(1, min(most, needed, MOST_ROUND) // chunk) * chunk
 
-    def chunks(self, key: TileKey) -> int:
-        """Return the chunks of the rows of an expert."""
-        return ceil_div(key.rows, self._chunk_rows(key))
-
-    def is_whole(self, key: TileKey) -> bool:
-        """Return whether the rows of an expert are whole chunks."""
-        return key.rows % self._chunk_rows(key) == 0
-
     def shared_bytes(self, key: TileKey) -> int:
         return self.round(key) * self._tile_bytes(key)
 
     def grid(self, features: Features, key: TileKey, slots: int) -> int:
         """Return the blocks that share `slots` slots of all experts."""
+        chunks = ceil_div(key.rows, self._chunk_rows(key))
         segments = min(key.experts, slots) + slots // self.batch  # at most
-        return min(self.chunks(key) * segments, features.compute_units * self.blocks)
+        return min(chunks * segments, features.compute_units * self.blocks)
 
     @property
     def defines(self) -> tuple[tuple[str, int], ...]:
@@ -372,6 +367,14 @@ class FewSlotTile:
             ("WARPS", self.warps),
             ("TEAM", self.team),
             ("MIN_BLOCKS", self.blocks),
+        )
+
+    def sizes(self, key: TileKey) -> tuple[tuple[str, int], ...]:
+        """Return the macros that depend on the product too."""
+        return (
+            ("CHUNK", self.chunk(key)),
+            ("ROUND", self.round(key)),
+            ("WHOLE", int(key.rows % self._chunk_rows(key) == 0)),
         )
 
     def _chunk_rows(self, key: TileKey) -> int:
@@ -397,6 +400,73 @@ def _few_slots(key: TileKey) -> FewSlotTile:
 
     team = max(range(1, min(groups, WARPS) + 1), key=at_work)
     return FewSlotTile(1, team, WARPS // team, blocks=2)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorSlotTile:
+    """A tile of a GEMV of few slots of each expert (kernels/gemv_slots.cu).
+
+    batch: slots that are multiplied at once. warps: of a block. units: of weights that a lane has
+    in flight. blocks: of an SM at once.
+    """
+
+    batch: int
+    warps: int
+    units: int
+    blocks: int = field(metadata={"steps": (1, 2, 3, 4)})
+
+    def rows(self, key: TileKey) -> int:
+        """Return the weight rows of a lane in a pass."""
+        return max(1, self.units // (key.weights * self._deep(key)))
+
+    def chunk(self, key: TileKey) -> int:
+        """Return the rows of a chunk: of a pass, or whole 8-bit blocks."""
+        return max(self._pass_rows(key), BLOCK_ROWS)
+
+    def grid(self, features: Features, key: TileKey, slots: int) -> int:
+        """Return the blocks that share `slots` slots of all experts."""
+        segments = min(key.experts, slots) + slots // self.batch  # at most
+        chunks = ceil_div(key.rows, self.chunk(key))
+        return min(chunks * segments, features.compute_units * self.blocks)
+
+    @property
+    def defines(self) -> tuple[tuple[str, int], ...]:
+        segment, warps = ("SEGMENT", self.batch), ("WARPS", self.warps)
+        return segment, warps, ("MIN_BLOCKS", self.blocks)
+
+    def sizes(self, key: TileKey) -> tuple[tuple[str, int], ...]:
+        """Return the macros that depend on the product too."""
+        return (
+            ("ROWS", self.rows(key)),
+            ("CHUNK", self.chunk(key)),
+            ("WHOLE", int(key.rows % self.chunk(key) == 0)),
+        )
+
+    def _lanes(self, key: TileKey) -> int:
+        """Return the lanes that share a row."""
+        return 32 if units(key) > 16 else 16 if units(key) > 8 else 8
+
+    def _deep(self, key: TileKey) -> int:
+        """Return the units of a row for one lane."""
+        return ceil_div(units(key), self._lanes(key))
+
+    def _pass_rows(self, key: TileKey) -> int:
+        return self.warps * (32 // self._lanes(key)) * self.rows(key)
+
+
+def vector_slots(features: Features, key: TileKey, slots: int) -> VectorSlotTile:
+    """Return the tile of a GEMV of few slots of each expert, of `slots` slots in all."""
+    return features.tuned.choose(key, lambda: _vector_slots(features, key, slots))
+
+
+def _vector_slots(features: Features, key: TileKey, slots: int) -> VectorSlotTile:
+    """Return a tile for single slots, or for several slots of many experts.
+
+    The latter needs all registers, and code for other architectures than Hopper spills more.
+    """
+    if features.warp_groups and 2 * slots > key.experts:
+        return VectorSlotTile(4, WARPS // 2, 8, blocks=4)
+    return VectorSlotTile(2, WARPS, 4, blocks=3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from zinc.backends.cuda.tiles import (
     FewTile,
     MmaTile,
     StreamTile,
+    VectorSlotTile,
     float_shared_bytes,
     slab_count,
 )
@@ -32,6 +33,7 @@ WARP = 32
 SM_REGISTERS, LANE_REGISTERS = 65536, 255
 MAX_SPLITS, MAX_STAGES, MAX_DEEP, MAX_BLOCKS, MAX_PASSES = 16, 6, 4, 4, 16
 SM_THREADS = 2048
+MAX_VECTOR_SLOTS = 4  # of an expert that gemv_slots.cu multiplies at once
 GROUP_WARPS = 8  # that multiply, in two groups (group_rows.cuh states their registers)
 GROUP_THREADS = 128  # that copy slabs for them
 
@@ -258,6 +260,26 @@ def few_slot_seeds(features: Features, key: TileKey) -> Iterable[FewSlotTile]:
             yield FewSlotTile(1, team, warps // team, blocks)
 
 
+def vector_slot_refusal(features: Features, key: TileKey, tile: VectorSlotTile) -> str:
+    """Return why gemv_slots.cu cannot run a tile."""
+    if not all(map(is_power_of_two, (tile.batch, tile.warps, tile.units))):
+        return "a size is no power of two"
+    if tile.batch > MAX_VECTOR_SLOTS or tile.rows(key) * key.weights > 8:
+        return "too many registers"
+    if tile.blocks * tile.warps > 3 * MANY_WARPS // 2:
+        return "too many warps"
+    x = tile.batch * (key.cols + units(key) * 8)
+    results = 2 * 4 * key.weights * tile.batch * tile.chunk(key)
+    fits = x + results + TABLE_BYTES <= features.shared_bytes
+    return "" if fits else "too much shared memory"
+
+
+def vector_slot_seeds(features: Features, key: TileKey) -> Iterable[VectorSlotTile]:
+    """Yield tiles with many and with few units in flight, and with small blocks."""
+    for warps, blocks, n_units in ((8, 2, 8), (8, 2, 4), (8, 3, 4), (4, 4, 8)):
+        yield VectorSlotTile(4, warps, n_units, blocks)
+
+
 def stream_refusal(features: Features, key: TileKey, tile: StreamTile) -> str:
     """Return why gemm_stream.cu cannot run a tile."""
     if not features.warp_groups:
@@ -289,6 +311,7 @@ CUDA_TILINGS = {
     "gemm_mma": Tiling(MmaTile, gemm_refusal, gemm_seeds),
     "gemm_few": Tiling(FewTile, few_refusal, few_seeds),
     "gemm_slots": Tiling(FewSlotTile, few_slot_refusal, few_slot_seeds),
+    "gemv_slots": Tiling(VectorSlotTile, vector_slot_refusal, vector_slot_seeds),
     "gemm_stream": Tiling(StreamTile, stream_refusal, stream_seeds),
     "gemm_experts": Tiling(MmaTile, expert_refusal, expert_seeds),
     "gemm_floats": Tiling(MmaTile, float_refusal, float_seeds),

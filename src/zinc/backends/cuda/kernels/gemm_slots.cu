@@ -18,6 +18,9 @@
 
 #define THREADS (WARPS * SUBGROUP)
 #define BATCH (8 * X_TILES)
+#define SEGMENT BATCH
+#include "expert_segments.cuh"
+
 #define TILE 16
 #define TEAMS (WARPS / TEAM)
 #define MATRICES (PRODUCT == GLU ? 2 : 1)
@@ -29,9 +32,6 @@
 #define TILE_SUMS (MATRICES * TEAM * WARP_SUMS + 16)
 
 DYNAMIC_SHARED(sharedSums, ROUND * TEAMS * TILE_SUMS * 4);
-SHARED uint starts[EXPERTS + 1];        // position of the first slot of each expert
-SHARED uint firstSegments[EXPERTS + 1]; // segments of earlier experts
-SHARED uint warpSegments[WARPS];
 
 /// Sums of tile `tile` of a round, of a matrix by one warp of the team: those of a slot are
 /// contiguous.
@@ -40,73 +40,29 @@ DEVICE float* sumsOf(uint tile, uint matrix, uint member)
     return (float*)sharedSums + tile * TILE_SUMS + (matrix * TEAM + member) * WARP_SUMS;
 }
 
-/// Counts the segments of each expert.
-DEVICE void countSegments(ARGS, uint thread)
-{
-    constexpr uint EACH = (EXPERTS + THREADS - 1) / THREADS; // experts of a thread
-    const uint lane = thread % SUBGROUP, warp = thread / SUBGROUP;
-    uint counts[EACH], sum = 0;
-    UNROLL for (uint i = 0; i < EACH; i++)
-    {
-        const uint e = min(thread * EACH + i, uint(EXPERTS));
-        const uint at = uint(args.starts[e]), end = uint(args.starts[min(e + 1, uint(EXPERTS))]);
-        starts[e] = at;
-        counts[i] = (end - at + BATCH - 1) / BATCH;
-        sum += counts[i];
-    }
-    if (thread == 0) starts[EXPERTS] = uint(args.starts[EXPERTS]);
-    uint before = warpPrefixSum(sum);
-    if (lane == SUBGROUP - 1) warpSegments[warp] = before + sum;
-    __syncthreads();
-    for (uint w = 0; w < warp; w++) before += warpSegments[w];
-    UNROLL for (uint i = 0; i < EACH; i++)
-    {
-        const uint e = thread * EACH + i;
-        if (e <= EXPERTS) firstSegments[e] = before;
-        before += counts[i];
-    }
-    if (thread == THREADS - 1) firstSegments[EXPERTS] = before;
-    __syncthreads();
-}
-
 /// Tiles whose sums meet at once: up to ROUND of each team, of one segment.
 struct Round
 {
-    uint chunk, last_chunk; // of the block
-    uint expert, at, end;   // positions of the segment's slots
-    uint first, tiles;      // the first tile, and the tiles of a team
+    Chunk chunk; // the first
+    uint tiles;  // of a team
 
-    /// Begins with the first of the block's chunks, if it has any.
-    MEMBER explicit Round(uint chunks)
-    {
-        const uint n = firstSegments[EXPERTS] * chunks;
-        chunk = n * blockIdx.x / gridDim.x;
-        last_chunk = n * (blockIdx.x + 1) / gridDim.x;
-        expert = 0;
-        for (uint step = 1u << 15; step > 0; step /= 2)
-            if (expert + step < EXPERTS && firstSegments[expert + step] <= chunk / chunks)
-                expert += step;
-        if (exists()) find(chunks);
-    }
-
-    MEMBER bool exists() const { return chunk < last_chunk; }
+    /// Begins with the first of the block's chunks, if it has any. chunks: of a segment.
+    MEMBER explicit Round(uint chunks) : chunk(chunks) { count(chunks); }
 
     MEMBER void advance(uint chunks)
     {
-        chunk += tiles / CHUNK;
-        if (exists()) find(chunks);
+        chunk.advance(chunks, tiles / CHUNK);
+        if (chunk.exists()) count(chunks);
     }
 
+    /// Returns the first tile of the round in the segment.
+    MEMBER uint first() const { return chunk.place * CHUNK_TILES; }
+
 private:
-    /// Finds the slots and tiles of the chunk, given an expert that is not after its own.
-    MEMBER void find(uint chunks)
+    MEMBER void count(uint chunks)
     {
-        const uint segment = chunk / chunks, begin = chunk % chunks;
-        while (firstSegments[expert + 1] <= segment) expert++;
-        at = starts[expert] + (segment - firstSegments[expert]) * BATCH;
-        end = min(at + BATCH, starts[expert + 1]);
-        first = begin * CHUNK_TILES;
-        tiles = min(min(chunks - begin, last_chunk - chunk), uint(ROUND / CHUNK)) * CHUNK;
+        const uint left = min(chunks - chunk.place, chunk.last - chunk.index);
+        tiles = min(left, uint(ROUND / CHUNK)) * CHUNK;
     }
 };
 
@@ -129,7 +85,7 @@ struct Steps
     uint turn = 0, i = 0, row; // row: of the lane in tile i, of all experts
 
     MEMBER Steps(ARGS, const Round& round, const Warp& warp)
-        : row(round.expert * args.rows + (round.first + warp.team) * TILE + warp.lane / 4)
+        : row(round.chunk.expert * args.rows + (round.first() + warp.team) * TILE + warp.lane / 4)
     {
     }
 
@@ -155,8 +111,10 @@ DEVICE void load(ARGS, StoredGroup& stored, const Matrix& w, const Round& round,
     GroupPlace place;
     place.w = w;
     UNROLL for (uint h = 0; h < 2; h++)
-        place.rows[h]
-            = WHOLE ? steps.row + 8 * h : min(steps.row + 8 * h, (round.expert + 1) * args.rows - 1);
+    {
+        const uint row = steps.row + 8 * h;
+        place.rows[h] = WHOLE ? row : min(row, (round.chunk.expert + 1) * args.rows - 1);
+    }
     place.group = steps.group(warp);
     stored.load(place, warp.lane % 4, i);
 }
@@ -166,7 +124,7 @@ DEVICE void loadSlots(ARGS, GroupRows& x, const Round& round, uint group, uint l
 {
     uint8_t* rows[X_TILES];
     UNROLL for (uint j = 0; j < X_TILES; j++)
-        rows[j] = rowAt(args, min(round.at + 8 * j + lane / 4, round.end - 1));
+        rows[j] = rowAt(args, min(round.chunk.at + 8 * j + lane / 4, round.chunk.end - 1));
     StoredRows stored;
     stored.load(rows, group, lane);
     x.convert(stored, lane);
@@ -183,7 +141,7 @@ DEVICE void addToSums(const GroupProducts& products, const GroupRows& x, const R
         UNROLL for (uint e = 0; e < 4; e++)
         {
             const uint b = 8 * j + 2 * (warp.lane % 4) + e % 2;
-            if (round.at + b >= round.end) continue;
+            if (round.chunk.at + b >= round.chunk.end) continue;
             float& sum = sums[b * PITCH + warp.lane / 4 + 8 * (e / 2)];
             sum = TURNS > 1 && steps.turn > 0 ? sum + d[e] : d[e];
         }
@@ -203,16 +161,16 @@ DEVICE float4 totalOf(uint tile, uint matrix, uint b, uint r)
 DEVICE void storeRound(ARGS, const Round& round, uint thread)
 {
     const uint fours = round.tiles * TEAMS * (TILE / 4);
-    for (uint index = thread; index < (round.end - round.at) * fours; index += THREADS)
+    for (uint index = thread; index < (round.chunk.end - round.chunk.at) * fours; index += THREADS)
     {
         const uint b = index / fours, tile = index % fours / (TILE / 4), r = index % (TILE / 4) * 4;
-        const uint row = (round.first + tile) * TILE + r;
+        const uint row = (round.first() + tile) * TILE + r;
         if (row >= args.rows) continue;
         const float4 sum = totalOf(tile, 0, b, r), up = totalOf(tile, MATRICES - 1, b, r);
 #if OUT_Q8
-        storeResultsQ8(args, round.at + b, round.expert, row, sum, up);
+        storeResultsQ8(args, round.chunk.at + b, round.chunk.expert, row, sum, up);
 #else
-        storeResults(args, round.at + b, round.expert, row, sum, up);
+        storeResults(args, round.chunk.at + b, round.chunk.expert, row, sum, up);
 #endif
     }
 }
@@ -234,7 +192,7 @@ KERNEL(gemm_slots, Arguments)
     loadFormatTables(args.w, thread, THREADS);
     countSegments(args, thread);
     Round round(chunks);
-    if (!round.exists()) return;
+    if (!round.chunk.exists()) return;
     Matrix matrices[MATRICES];
     UNROLL for (uint m = 0; m < MATRICES; m++) matrices[m] = m ? shifted(args.w, args.up) : args.w;
     Steps steps(args, round, warp);
@@ -244,20 +202,20 @@ KERNEL(gemm_slots, Arguments)
     uint segment = 0xffffffffu; // that x belongs to
     _Pragma("unroll 1") while (true)
     {
-        const bool is_new = steps.i == 0 && (TURNS > 1 || segment != round.at);
+        const bool is_new = steps.i == 0 && (TURNS > 1 || segment != round.chunk.at);
         if (is_new && steps.takes(warp)) loadSlots(args, x, round, steps.group(warp), warp.lane);
-        segment = round.at;
+        segment = round.chunk.at;
         Steps next = steps;
         const bool ends = !next.advance(round.tiles);
         Round later = round;
         if (ends)
         {
             later.advance(chunks);
-            next = later.exists() ? Steps(args, later, warp) : steps;
+            next = later.chunk.exists() ? Steps(args, later, warp) : steps;
         }
         // The next weights are loaded as soon as those of this step have been multiplied. Past the
         // last step its own are loaded again.
-        const uint positive[] = {round.end, round.last_chunk, chunks, round.tiles};
+        const uint positive[] = {round.chunk.end, round.chunk.last, chunks, round.tiles};
         UNROLL for (uint m = 0; m < MATRICES; m++)
         {
             GroupProducts products(stored, warp.lane % 4);
@@ -276,7 +234,7 @@ KERNEL(gemm_slots, Arguments)
         if (!ends) continue;
         __syncthreads();
         storeRound(args, round, thread);
-        if (!later.exists()) break;
+        if (!later.chunk.exists()) break;
         __syncthreads();
         round = later;
     }

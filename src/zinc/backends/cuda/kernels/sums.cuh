@@ -5,30 +5,28 @@
 
 #include "step.cuh"
 
-#define STEPS (SUBGROUP == 8 ? 3 : SUBGROUP == 16 ? 4 : SUBGROUP == 32 ? 5 : 6)
-
 /// The lane has COUNT of N sums, from sum `first` on. Of lanes with the same sums one is the owner.
-template <int N>
+template <int N, int LANES = SUBGROUP>
 struct ReducedSums
 {
-    static constexpr int COUNT = N > SUBGROUP ? N / SUBGROUP : 1;
+    static constexpr int COUNT = N > LANES ? N / LANES : 1;
     float sums[COUNT];
     uint first;
     bool is_owner;
 };
 
-/// Returns N sums (a power of two) of the values of all lanes.
-template <int N>
-DEVICE ReducedSums<N> reduceSums(const float (&values)[N], uint lane)
+/// Returns N sums (a power of two) of the values of LANES lanes. lane: index among these.
+template <int N, int LANES = SUBGROUP>
+DEVICE ReducedSums<N, LANES> reduceSums(const float (&values)[N], uint lane)
 {
     float v[N];
     UNROLL for (int i = 0; i < N; i++) v[i] = values[i];
-    ReducedSums<N> r;
+    ReducedSums<N, LANES> r;
     r.first = 0;
     r.is_owner = true;
-    UNROLL for (int s = 0; s < STEPS; s++)
+    int half = N / 2;
+    UNROLL for (int mask = LANES / 2; mask > 0; mask /= 2)
     {
-        int mask = SUBGROUP >> (s + 1), half = N >> (s + 1);
         bool upper = (lane & mask) != 0;
         if (half > 0)
         {
@@ -45,6 +43,7 @@ DEVICE ReducedSums<N> reduceSums(const float (&values)[N], uint lane)
             v[0] += shuffleXor(v[0], mask);
             r.is_owner = r.is_owner && !upper;
         }
+        half /= 2;
     }
     UNROLL for (int k = 0; k < r.COUNT; k++) r.sums[k] = v[k];
     return r;

@@ -3,8 +3,8 @@
 Kernels for few rows of x read 8-bit blocks. For more rows, `half_rows` converts them to float16
 first (half_rows.py), once for all products of a launch. One or two rows have a GEMV, 3 to 16 rows a
 GEMM of evenly divided blocks (few_rows.py), 17 to 64 rows a stream-K GEMM where warp groups exist
-(stream.py), and float weights a GEMM of their own (float_products.py). Experts of float weights and
-batch-invariant mode keep the shared lowerings.
+(stream.py), few slots of each expert kernels of their own (slots.py), and float weights a GEMM
+(float_products.py). Experts of float weights and batch-invariant mode keep the shared lowerings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import replace
 
 from zinc.backends.cuda import tiles
-from zinc.backends.cuda.lower import few_rows, float_products, gemv, stream
+from zinc.backends.cuda.lower import few_rows, float_products, gemv, slots, stream
 from zinc.backends.cuda.lower.half_rows import GROUP, NO_ROWS, HalfRows, converted
 from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.cuda.tiles import MmaTile, SlotTiles
@@ -157,19 +157,17 @@ def _expert_dispatches(
     product: ExpertProduct, at: Addresses, bucket: Bucket, waits: bool = False
 ) -> list[Dispatch]:
     read, w, top_k = product.read, product.w, product.top_k
-    slots = bucket.rows(read.dim) * top_k
-    n_slots = ceil_div(slots, w.planes)
-    # Up to 16 rows of one sequence choose few experts: gemm_mma is 3% faster (dev/kernels/cuda.md).
-    is_many = bucket.is_decode or bucket.rows(read.dim) > few_rows.MOST_ROWS
-    if n_slots <= tiles.MOST_SLOTS and is_many:
-        return [_few_slots(product, n_slots, at, bucket, waits)]
+    if slots.takes(product, bucket):
+        return [slots.dispatch(product, at, bucket, waits)]
+    n_x = bucket.rows(read.dim) * top_k
+    n_slots = ceil_div(n_x, w.planes)
     key = product.key("gemm_experts", w.rows, n_slots, w.planes)
     tile = tiles.experts(at.features, key)
     defines = (*product.defines(at, tile.spread), *tile.defines, ("EXPERTS", 1))
     groups_x = ceil_div(w.rows, tile.rows * tile.passes)
     if not tile.stages:
         arguments = _expert_arguments(product, NO_ROWS, at, bucket)
-        groups = (groups_x, tile.spread, min(w.planes, slots))
+        groups = (groups_x, tile.spread, min(w.planes, n_x))
         return [Dispatch(KernelVariant("gemm_mma", defines), arguments, groups, waits)]
     runs = top_k if product.x.run else 1
     conversion, x = converted(read, w.cols, runs, GROUP, at, bucket, by_row=True)
@@ -177,26 +175,6 @@ def _expert_dispatches(
     kernel = KernelVariant("gemm_experts", defines, tile.shared_bytes)
     groups = (groups_x, tile.spread, w.planes)
     return [conversion, Dispatch(kernel, arguments, groups, waits=True)]
-
-
-def _few_slots(
-    product: ExpertProduct, n_slots: int, at: Addresses, bucket: Bucket, waits: bool
-) -> Dispatch:
-    """Return the product with about `n_slots` slots of each expert."""
-    key = product.key("gemm_slots", product.w.rows, n_slots, product.w.planes)
-    tile = tiles.few_slots(at.features, key)
-    defines = (
-        *product.defines(at),
-        *tile.defines,
-        ("CHUNK", tile.chunk(key)),
-        ("ROUND", tile.round(key)),
-        ("EXPERTS", key.experts),
-        ("ACTIVATION", product.activation.fn),
-        ("WHOLE", int(tile.is_whole(key))),
-    )
-    kernel = KernelVariant("gemm_slots", defines, tile.shared_bytes(key))
-    blocks = tile.grid(at.features, key, bucket.rows(product.read.dim) * product.top_k)
-    return Dispatch(kernel, product.arguments(at, bucket), (blocks, 1, 1), waits)
 
 
 def _expert_arguments(

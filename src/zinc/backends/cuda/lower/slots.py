@@ -1,0 +1,55 @@
+"""Lowerings of products with few slots of each expert, whose blocks share all experts evenly.
+
+With one slot of an expert on average they have a GEMV (kernels/gemv_slots.cu), with more or with
+long rows a GEMM on tensor cores (kernels/gemm_slots.cu).
+"""
+
+from __future__ import annotations
+
+from zinc.backends.cuda import tiles
+from zinc.backends.cuda.lower import few_rows
+from zinc.backends.cuda.tiles import FewSlotTile, VectorSlotTile
+from zinc.gpu.addresses import Addresses
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.lower.experts import ExpertProduct
+from zinc.gpu.lower.operands import ceil_div
+
+
+def takes(product: ExpertProduct, bucket: Bucket) -> bool:
+    """Return whether one of the kernels takes the rows of `product`.
+
+    Up to 16 rows of one sequence choose few experts, and other kernels are faster
+    (dev/kernels/cuda.md).
+    """
+    is_many = bucket.is_decode or bucket.rows(product.read.dim) > few_rows.MOST_ROWS
+    return is_many and _each(product, bucket) <= tiles.MOST_SLOTS
+
+
+def dispatch(product: ExpertProduct, at: Addresses, bucket: Bucket, waits: bool) -> Dispatch:
+    """Return the product. waits: for the dispatch before it."""
+    each, w, n_slots = _each(product, bucket), product.w, _slots(product, bucket)
+    tile: VectorSlotTile | FewSlotTile
+    if each <= tiles.MOST_VECTOR_SLOTS and w.cols <= tiles.MOST_VECTOR_COLS:
+        name, n_bytes = "gemv_slots", 0
+        key = product.key(name, w.rows, each, w.planes)
+        tile = tiles.vector_slots(at.features, key, n_slots)
+    else:
+        name = "gemm_slots"
+        key = product.key(name, w.rows, each, w.planes)
+        tile = tiles.few_slots(at.features, key)
+        n_bytes = tile.shared_bytes(key)
+    experts, activation = ("EXPERTS", w.planes), ("ACTIVATION", product.activation.fn)
+    defines = (*product.defines(at), *tile.defines, *tile.sizes(key), experts, activation)
+    groups = (tile.grid(at.features, key, n_slots), 1, 1)
+    kernel = KernelVariant(name, defines, n_bytes)
+    return Dispatch(kernel, product.arguments(at, bucket), groups, waits)
+
+
+def _each(product: ExpertProduct, bucket: Bucket) -> int:
+    """Return the slots of an expert on average, rounded up."""
+    return ceil_div(_slots(product, bucket), product.w.planes)
+
+
+def _slots(product: ExpertProduct, bucket: Bucket) -> int:
+    return bucket.rows(product.read.dim) * product.top_k
