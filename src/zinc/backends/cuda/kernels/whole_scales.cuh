@@ -3,8 +3,8 @@
 // by sums of x, or q s - m e / d with FOLD_MINIMUMS. d and e are applied to the results.
 //
 // Numbers are not converted: a whole number n below 1024 has the bits of the float16 number n 2^-24.
-// A product with s 2^k is n s 2^(k - 24), exact up to n s = 2048. A number from a high nibble is
-// 16 n, so its k is less by 4.
+// A product with s 2^k is n s 2^(k - 24), exact up to n s = 2048. Where a number
+// from a high nibble is left there, it is 16 n, so its k is less by 4.
 
 #pragma once
 
@@ -12,6 +12,19 @@
 #define SUM_FACTOR 0.015625f     // of sums of x, which keeps them below the largest float16 number
 
 #if FORMAT == Q6_K
+
+/// Returns the bits of `mask` from a and the others from b. Compilers would split the instruction,
+/// as they see which bits are used.
+DEVICE uint selectBits(uint mask, uint a, uint b)
+{
+#ifdef ZINC_EMULATED
+    return (a & mask) | (b & ~mask);
+#else
+    uint r;
+    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(r) : "r"(mask), "r"(a), "r"(b));
+    return r;
+#endif
+}
 
 #define SCALE_FACTOR 256.0f // 2^k
 #define GROUP_BYTES 3072    // of a warp's group in shared memory
@@ -31,7 +44,7 @@ struct BlockScales
         {
             const uint bytes = __byte_perm(stored[i], 0x64646464u, 0x4140) ^ 0x00800080u;
             const uint scales = subtractHalves(bytes, 0x64806480u); // 1024 + 128 was added
-            s[i] = multiplyHalves(scales, 0x4c005c00u);             // 256; 16 for high nibbles
+            s[i] = multiplyHalves(scales, 0x5c005c00u);             // 256
             offset[i] = multiplyHalves(scales, 0x90009000u);        // -32 * 256 / 2^24
         }
     }
@@ -111,18 +124,12 @@ struct StoredGroup
     /// Returns the numbers of a word of unit i: 0 and 2, 1 and 3.
     MEMBER void numbers(uint h, uint i, uint word, uint& even, uint& odd) const
     {
-        const uint four = nibbles[h][i][word % 4], two = bits[h][i][word / 4], at = 2 * (word % 4);
-        if (word < 4)
-        {
-            const uint shifted = at < 4 ? two << (4 - at) : two >> (at - 4);
-            even = (four & 0x000f000fu) | (shifted & 0x00300030u);
-            odd = (four >> 8 & 0x000f000fu) | (two >> (4 + at) & 0x00300030u);
-        }
-        else
-        {
-            even = (four & 0x00f000f0u) | (two << (8 - at) & 0x03000300u);
-            odd = (four >> 8 & 0x00f000f0u) | (two >> at & 0x03000300u);
-        }
+        const uint four = nibbles[h][i][word % 4] >> (word < 4 ? 0 : 4);
+        const uint two = bits[h][i][word / 4], at = 2 * (word % 4);
+        const uint high = at < 4 ? two << (4 - at) : two >> (at - 4); // in bits 4 and 5 of bytes
+        const uint bytes = selectBits(0x0f0f0f0fu, four, high);
+        even = bytes & 0x003f003fu;
+        odd = bytes >> 8 & 0x003f003fu;
     }
 };
 
