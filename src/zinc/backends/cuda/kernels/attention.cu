@@ -86,7 +86,11 @@ EARLY_KERNEL(attention, Arguments)
     waitForInputs(); // rope_store writes keys
 #endif
     KeySplit split = findSplit(args, group);
+#if PREPARES
+    if (!split.exists) return waitForInputs();
+#else
     if (!split.exists) return;
+#endif
     uint lane = thread % SUBGROUP, wave = thread / SUBGROUP;
     uint j = thread % LANES, key_group = thread / LANES;
     split.findKeys(args, AT_ONCE);

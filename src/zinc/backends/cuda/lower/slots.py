@@ -7,7 +7,6 @@ long rows a GEMM on tensor cores (kernels/gemm_slots.cu).
 from __future__ import annotations
 
 from zinc.backends.cuda import tiles
-from zinc.backends.cuda.lower import few_rows
 from zinc.backends.cuda.tiles import FewSlotTile, VectorSlotTile
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
@@ -17,13 +16,8 @@ from zinc.gpu.lower.operands import ceil_div
 
 
 def takes(product: ExpertProduct, bucket: Bucket) -> bool:
-    """Return whether one of the kernels takes the rows of `product`.
-
-    Up to 16 rows of one sequence choose few experts, and other kernels are faster
-    (dev/kernels/cuda.md).
-    """
-    is_many = bucket.is_decode or bucket.rows(product.read.dim) > few_rows.MOST_ROWS
-    return is_many and _each(product, bucket) <= tiles.MOST_SLOTS
+    """Return whether one of the kernels takes the rows of `product`."""
+    return _each(product, bucket) <= tiles.MOST_SLOTS
 
 
 def dispatch(product: ExpertProduct, at: Addresses, bucket: Bucket, waits: bool) -> Dispatch:
