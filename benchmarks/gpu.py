@@ -38,6 +38,7 @@ from zinc.engine.load.options import LoadOptions
 from zinc.engine.load.planned import plan_model
 from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams
+from zinc.engine.sequence import Sequence
 from zinc.engine.step_cost import StepShape
 from zinc.gpu import packing
 from zinc.gpu.backend import GpuBackend
@@ -217,10 +218,10 @@ def answers(model: LoadedModel, n: int, streams: int, how: str, chain: str) -> d
             for i in range(streams)
         ]
         while any(s.n_generated < 4 for s in sequences):
-            engine.step()
+            run(engine, sequences)
         before, start = sum(s.n_generated for s in sequences), time.perf_counter()
         while any(s.finish_reason is None for s in sequences):
-            engine.step()
+            run(engine, sequences)
         seconds = time.perf_counter() - start
         rates.append((sum(s.n_generated for s in sequences) - before) / seconds)
     return {
@@ -231,6 +232,14 @@ def answers(model: LoadedModel, n: int, streams: int, how: str, chain: str) -> d
         "all_tokens_per_s": rates[1:],
         "tokens": [s.generated[:32] for s in sequences],
     }
+
+
+def run(engine: Engine, sequences: list[Sequence]) -> None:
+    """Run a step. Raises the error of a sequence that has failed, which would be waited for."""
+    engine.step()
+    for s in sequences:
+        if s.error is not None:
+            raise s.error
 
 
 class HostSampled:
