@@ -158,9 +158,10 @@ def stop() -> None:
 
 
 def _begin_to_stop(names: Iterable[str]) -> list[ray.ObjectRef]:
-    """Ask fronts to stop, and kill those that do not serve; return what is ready at their end.
+    """Ask the fronts `names` to stop. Return references that are ready when they have ended.
 
-    A front that is asked while it restarts after a crash might not get to know.
+    Fronts that do not serve are killed instead: a front that restarts after a crash could miss the
+    request.
     """
     ends = []
     for name in names:
