@@ -17,8 +17,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #define __global__
@@ -43,6 +45,16 @@ template <class To, class From> inline To bitCast(From from)
     To to;
     std::memcpy(&to, &from, sizeof to);
     return to;
+}
+
+/// Converts a number as CUDA does: what is too large for an integer becomes the largest one, NaN 0.
+template <class To, class From> inline To converted(From x)
+{
+    if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
+        using Limits = std::numeric_limits<To>;
+        return std::isnan(x) ? 0 : To(std::clamp<double>(x, Limits::min(), Limits::max()));
+    }
+    return To(x);
 }
 
 namespace emulator {

@@ -47,6 +47,11 @@ def _cases() -> Iterator[Case]:
             case = Case(f"{BLOCKS[type].name}-{n_rows}x512-{tokens}", n_tokens=tokens)
             weight = case.matrix(n_rows, 512, type, 512**-0.5)
             yield case.returns(case.graph.linear(case.rows(512), weight, case.vector(n_rows)))
+    # Numbers so small that 127 divided by the largest of a block is infinite.
+    case = Case("smallest", n_tokens=5)
+    x = case.graph.glu(case.rows(512, scale=1e-19), None, activation=ActivationFn.RELU_SQUARED)
+    y = case.graph.linear(x, case.matrix(48, 512, GGMLType.Q4_K, 512**-0.5))
+    yield case.returns(case.graph.add(y, case.rows(48)))
 
 
 def _product(x: FloatArray, weight: FloatArray, bias: FloatArray | None) -> FloatArray:

@@ -4,6 +4,7 @@
 
 #include "kv.cuh"
 #include "mma.cuh"
+#include "q8.cuh"
 #include "tile_rows.cuh"
 
 /// Returns 2^x, with denormal results as 0.
@@ -75,7 +76,7 @@ DEVICE void storeQ8Quad(uint8_t* row, uint cols, uint col, const float (*v)[2], 
     UNROLL for (uint n = 0; n < 4; n++) top = max(top, max(abs(v[n][0]), abs(v[n][1])));
     top = max(top, shuffleXor<4>(top, 1));
     top = max(top, shuffleXor<4>(top, 2));
-    float scale = top > 0 ? 127.0f / top : 0.0f;
+    const float scale = inverseScale(top);
     int sum = 0;
     UNROLL for (uint n = 0; n < 4; n++)
     {

@@ -108,6 +108,10 @@ template <class T, int A> struct alignas(A) VectorStorage<T, 4, A>
     T x, y, z, w;
 };
 
+#ifndef ZINC_EMULATED
+template <class T, class U> DEVICE T converted(U x) { return T(x); }
+#endif
+
 /// A vector of N numbers, with the operators of its components.
 template <class T, int N, int A> struct Vector : VectorStorage<T, N, A>
 {
@@ -125,7 +129,7 @@ template <class T, int N, int A> struct Vector : VectorStorage<T, N, A>
     }
     template <class U, int B> MEMBER explicit Vector(const Vector<U, N, B>& v)
     {
-        UNROLL for (int i = 0; i < N; i++) (*this)[i] = T(v[i]);
+        UNROLL for (int i = 0; i < N; i++) (*this)[i] = converted<T>(v[i]);
     }
     MEMBER T& operator[](uint i) { return (&this->x)[i]; }
     MEMBER const T& operator[](uint i) const { return (&this->x)[i]; }

@@ -11,6 +11,10 @@ DEVICE uint packSigned(int4 q)
     return b.x | b.y << 8 | b.z << 16 | b.w << 24;
 }
 
+/// Returns what numbers of a block are multiplied by, 127 / top. It would be infinite for the smallest
+/// numbers, which are stored as zeros.
+DEVICE float inverseScale(float top) { return top > 1e-30f ? 127.0f / top : 0.0f; }
+
 /// Stores four columns, from `col` on, of a block. The eight lanes that hold a block (the first is
 /// a multiple of 8) call it together.
 DEVICE void storeQ8(uint8_t* row, uint cols, uint col, float4 v)
@@ -18,8 +22,7 @@ DEVICE void storeQ8(uint8_t* row, uint cols, uint col, float4 v)
     float4 size = abs(v);
     float top = max(max(size.x, size.y), max(size.z, size.w));
     UNROLL for (uint m = 1; m < 8; m *= 2) top = max(top, shuffleXor<8>(top, m));
-    float scale = top > 0 ? 127.0f / top : 0.0f;
-    int4 q = int4(round(v * scale));
+    int4 q = int4(round(v * inverseScale(top)));
     int sum = q.x + q.y + q.z + q.w;
     UNROLL for (uint m = 1; m < 8; m *= 2) sum += shuffleXor<8>(sum, m);
     ((uint*)row)[col / 4] = packSigned(q);
