@@ -76,6 +76,17 @@ def test_decode_merges_short_contexts_in_clusters(
 
 
 @pytest.mark.parametrize(
+    ("tokens", "keys", "of_tile"),
+    [(2, 512, 1), (4, 256, 1), (4, 512, 2), (4, 4096, 4), (8, 256, 2), (8, 1024, 2), (16, 512, 2)],
+)
+def test_tokens_of_few_keys_have_small_tiles(tokens: int, keys: int, of_tile: int) -> None:
+    """The tiles were timed on an H200 (dev/kernels/cuda.md)."""
+    cut = matrix_cut(HEADS, 32, CLUSTERS, Bucket(tokens, tokens, 1, keys))
+    assert cut is not None
+    assert dict(cut.defines)["TILE_TOKENS"] == of_tile
+
+
+@pytest.mark.parametrize(
     "state",
     [
         KVState("kv", 1, 576, 512, v_from_k=True),

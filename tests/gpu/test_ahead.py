@@ -16,12 +16,13 @@ from zinc.plan.planner import make_plan
 CONTEXT = 1 << 15
 
 
+@pytest.mark.parametrize("clusters", [False, True])
 @pytest.mark.parametrize("name", ["shape-qwen3-8b", "shape-qwen36-35b-a3b", "shape-deepseek2-lite"])
-def test_few_buckets_have_the_kernels_of_all(name: str) -> None:
+def test_few_buckets_have_the_kernels_of_all(name: str, clusters: bool) -> None:
     plan = make_plan(
         pins._graph(name), api.kernels("cuda"), max_tokens=512, max_outputs=64, samples=True
     )
-    features = Features(32, shared_bytes=49152, compute_units=132)
+    features = Features(32, clusters=clusters, shared_bytes=49152, compute_units=132)
     few, every = (
         set(ahead.kernels(CUDA_KERNELS, plan, features, steps, "f16"))
         for steps in (

@@ -21,6 +21,8 @@ from zinc.gpu.kernel_set import KernelSet
 from zinc.gpu.memory import ALIGNMENT
 from zinc.ops.values import KVState, RecurrentState, Weight
 
+SOME_KEYS = 4096  # for which CUDA divides attention otherwise than for few and for many
+
 
 def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]:
     """Yield the buckets of one sequence, and of many sequences with one token or about one each."""
@@ -36,10 +38,11 @@ def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]
 def distinct_buckets(plan: Plan, context: int) -> list[Bucket]:
     """Return buckets that need all kernels of `plan` for up to `context` keys.
 
-    Kernels depend only on whether the keys are few, so each bucket has few keys or `context` keys.
+    Kernels depend only on whether the keys are few, some or many, so the buckets have few of the
+    depths.
     """
     deepest = Bucket.of(plan, tokens=1, outputs=1, sequences=1, keys=context, is_decode=True).keys
-    depths = (SMALLEST_KEYS, 2 * SMALLEST_KEYS, deepest)
+    depths = (SMALLEST_KEYS, 2 * SMALLEST_KEYS, SOME_KEYS, deepest)
     return [b for b in buckets(plan.max_tokens, plan.max_outputs, context) if b.keys in depths]
 
 

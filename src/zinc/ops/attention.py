@@ -110,6 +110,7 @@ def _cases() -> Iterator[Case]:
             )
     # Few queries, for which GPUs have a kernel of their own.
     yield _attention_case(Case("few", 13, sequences=(9, 1, 3)), 6, 2, 48, True, sinks=True)
+    yield _attention_case(Case("drafts", 4, sequences=(3, 1), cached=20), 8, 2, 128, True)
     # Many keys, which GPUs split and merge; with many or wide heads they may use matrices.
     yield _attention_case(Case("deep", 3, sequences=(1, 2), cached=300), 6, 2, 64, True)
     yield _attention_case(Case("deep-one", 1, cached=310), 8, 2, 128, True)

@@ -13,6 +13,7 @@
 //   ONE_TOKEN with PREPARES the step has one token
 //   TILE_TOKENS  neighbouring tokens of one sequence that a workgroup takes, if sequences of a step
 //             with PREPARES may have several. Then group.z is the index of a tile of tokens
+//   MOST_OWN     with TILE_TOKENS the most tokens that a sequence has in the step
 
 #include "arguments.h"
 
@@ -34,6 +35,7 @@
 #else
 #define HAS_TILES 0
 #define TILE_TOKENS 1
+#define MOST_OWN 1
 #endif
 #define ROWS (TILE_TOKENS * EACH) // queries of a workgroup: the heads of one token after another
 
@@ -57,8 +59,7 @@ using Arguments = AttentionArguments;
 #if PREPARES
 #define OWN_VALUE (V_FROM_K ? SKIP_V : HEAD_DIM / 8)
 #define OWN_CHUNKS ((HEAD_DIM + HEAD_DIM_V) / 8)
-#define MOST_OWN (HAS_TILES ? 8 : 1) // tokens of a sequence in the step
-#define MOST_HEADS (ROWS + (HAS_TILES ? 2 * MOST_OWN : 2)) // that a workgroup prepares
+#define MOST_HEADS (ROWS + 2 * MOST_OWN) // that a workgroup prepares
 #define HEADS_AT_ONCE ((MOST_HEADS + WAVES - 1) / WAVES) // of a subgroup
 #define HEADS_FLOAT4S (MOST_HEADS * HEAD_FLOAT4S)
 #include "heads.cuh"

@@ -29,10 +29,12 @@ from zinc.ops.values import KVState
 MAX_HEADS, MAX_SUMS = 8, 1024  # of a block
 # Tokens of a step and the most keys, up to which this kernel is faster than rope_store and the
 # attention of prompts. A block has the keys and values of all tokens in shared memory.
-FEW_TOKENS = ((4, 8192), (8, 1024))
+FEW_TOKENS = ((4, 8192), (8, 1024), (16, 512))
+# The most scores of a head (tokens x keys), and the tokens of a tile. With few keys most of the
+# time goes to the preparation of heads, so smaller tiles are faster although each reads all keys.
+TOKENS_OF_TILE = ((1024, 1), (8192, 2))
 KEYS, WIDE_KEYS, MAX_NARROW_DIM, MAX_DIM = 16, 8, 128, 256
 WARPS = 8
-MOST_OWN = FEW_TOKENS[-1][0]  # tokens of a sequence in a step
 GROUPS_A_UNIT = 1  # blocks for each compute unit
 # Up to CLUSTER_KEYS keys the splits of a head are a cluster of blocks, which merges them in shared
 # memory. With so few keys of all tokens they fill half of the device, and the next kernel loads its
@@ -97,7 +99,7 @@ def _shared_bytes(state: KVState, cut: Cut) -> int:
     defines = dict(cut.defines)
     warps, rows = defines["WAVES"], defines.get("TILE_TOKENS", 1) * cut.each
     width = max(state.head_dim, state.head_dim_v)
-    slots = rows + 2 * (MOST_OWN if "TILE_TOKENS" in defines else 1)  # of prepared heads
+    slots = rows + 2 * defines.get("MOST_OWN", 1)  # of prepared heads
     return 4 * max(warps * rows * state.head_dim_v, slots * ceil_div(width, 128) * 128)
 
 
@@ -117,9 +119,11 @@ def matrix_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> C
     else:
         parts = ceil_div(repeats, MAX_HEADS)
         queries = MAX_HEADS * (2 if wide <= MAX_NARROW_DIM else 1)
-        tokens = min(queries // ceil_div(repeats, parts), bucket.tokens)
+        scores = bucket.tokens * visible  # of a head
+        most = next((n for limit, n in TOKENS_OF_TILE if scores <= limit), bucket.tokens)
+        tokens = min(queries // ceil_div(repeats, parts), bucket.tokens, most)
         tiles = bucket.tiles(tokens)
-        defines = (*defines, ("TILE_TOKENS", tokens))
+        defines = (*defines, ("TILE_TOKENS", tokens), ("MOST_OWN", bucket.tokens))
     groups = state.n_heads * parts * tiles
     if is_cluster:
         is_short = visible * tiles <= CLUSTER_KEYS or not is_decode
