@@ -208,7 +208,7 @@ def answers(model: LoadedModel, n: int, streams: int, how: str, chain: str) -> d
         program = cast(Program, HostSampled(model.program))
     engine = Engine(program, model.cache, model.spec.vocab, model.context, prefix_cache=False)
     if how == "device, in step":
-        engine._follow = lambda flight: None  # type: ignore[method-assign]
+        engine._queue_next = lambda flight: None  # type: ignore[method-assign]
     rates = []
     for _ in range(REPETITIONS + 1):
         sequences = [

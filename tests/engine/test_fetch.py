@@ -29,7 +29,7 @@ def test_another_engine_fetches_what_one_has_run(kind):
     first = engine(kind, store)
     check(kind, first, prompt())
     own = check(kind, first, prompt()).n_cached
-    first.settle()
+    first.flush()
     second = engine(kind, store)
     s = check(kind, second, prompt())
     assert s.n_cached >= own // BLOCK * BLOCK
@@ -58,7 +58,7 @@ def test_what_was_fetched_is_not_written_or_fetched_again(kind):
     n_read = store.n_read
     check(kind, e, prompt())
     assert store.n_read == n_read
-    e.settle()
+    e.flush()
     assert {name: store.files[name] for name in before if name in store.files} == before
     e.close()
 

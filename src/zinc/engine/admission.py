@@ -49,7 +49,7 @@ def next_schedule(
     # Counting the blocks that preemption would free is slow, so it is done only when needed.
     tight = bool(waiting) or min(blocks) <= tokens // block_tokens + 2 * len(running)
     asking = sorted([*running, *waiting], key=lambda s: s.id)
-    back = holdings.held_back(asking)
+    back = holdings.delayed(asking)
     return schedule([holdings.demand(s, tight) for s in asking if s.id not in back], budget)
 
 

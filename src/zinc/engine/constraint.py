@@ -32,7 +32,7 @@ class Constraint(Allowed, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """The markers of a model's reasoning, and the request's wishes about it.
+    """The markers of a model's reasoning, and how a request limits it.
 
     start, end: token ids of the markers. inside: whether the prompt ends within reasoning. opens:
     begin the answer with the start marker; a constraint would otherwise apply from the first token.

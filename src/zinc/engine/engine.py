@@ -52,9 +52,9 @@ class Engine:
     are rotated with the plain frequencies. adapted: the programs of steps that use adapters, for
     plain and for longer sequences. prepare: returns the program for readouts of a kind, on the same
     cache. speculation: makes drafts that steps verify; the states of a recurrent model must support
-    rollback. states: those of all programs on the cache, if `program` does not use them all. kind:
-    what requests may ask of the model. encoder: `program` yields hidden rows, and only if a step
-    has all tokens of a text.
+    rollback. states: the states of all programs on the cache, by default those of `program`. kind:
+    what requests may ask of the model. encoder: `program` yields hidden rows, and each step must
+    hold whole texts.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether a step would do nothing: there are no requests and no pending disk writes."""
-        return not self._sequences and not self.is_behind
+        return not self._sequences and not self.has_pending_writes
 
     @property
-    def is_behind(self) -> bool:
+    def has_pending_writes(self) -> bool:
         """Whether the prefix cache has pending disk writes."""
         return self.disk is not None and self.disk.has_pending
 
@@ -139,7 +139,7 @@ class Engine:
         if fetch:
             self.holdings.fetch_from(self.disk)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Flush the prefix cache to disk, if it has a folder."""
         if self.disk is not None:
             self.disk.flush()
@@ -227,7 +227,7 @@ class Engine:
         except BaseException:  # Ctrl-C or a bug: it is unknown which part of the step has run
             self._flight = None
             for s in self._sequences.values():
-                self.holdings.put_back(s, keep=False)
+                self.holdings.requeue(s, keep=False)
             raise
         if self.disk is not None:
             self.disk.collect()
@@ -314,9 +314,9 @@ class Engine:
 
     def _extend(self, s: Sequence) -> None:
         """Recompute a sequence that outgrew the plain context, with scaled RoPE frequencies."""
-        self.holdings.put_back(s)
+        self.holdings.requeue(s)
         s.extended = True
-        self.holdings.begin_again(s)
+        self.holdings.restart(s)
 
     def _shift(self, s: Sequence) -> None:
         """Recompute a sequence that outgrew the context, from its beginning and half of the rest.
@@ -327,11 +327,11 @@ class Engine:
         assert n_kept is not None
         n_kept = s.n_prompt if n_kept == -1 else n_kept
         n_later = (self.longest - n_kept) // 2
-        self.holdings.put_back(s)
+        self.holdings.requeue(s)
         s.n_shifted += len(s.ids) - n_kept - n_later
         s.ids = [*s.ids[:n_kept], *s.ids[-n_later:]]
         s.cache.checkpoints, s.extended = [], False
-        self.holdings.begin_again(s)
+        self.holdings.restart(s)
 
     # -- running --------------------------------------------------------------------------------
 
@@ -348,11 +348,11 @@ class Engine:
         return self._land(flight)
 
     def _land(self, flight: Flight) -> list[Sequence]:
-        """Queue the step after `flight`, then hand the tokens of `flight` to their sequences."""
-        self._flight = self._follow(flight)
-        return self._give_out(flight)
+        """Queue the step after `flight`, then deliver the tokens of `flight`."""
+        self._flight = self._queue_next(flight)
+        return self._deliver(flight)
 
-    def _give_out(self, flight: Flight) -> list[Sequence]:
+    def _deliver(self, flight: Flight) -> list[Sequence]:
         """Wait for `flight`, give its tokens to their sequences, and return those sequences."""
         try:
             flight.wait()
@@ -375,14 +375,14 @@ class Engine:
             self._drafting.speculation.landed(flight, None if is_followed else seconds)
         return gained
 
-    def _follow(self, flight: Flight) -> Flight | None:
+    def _queue_next(self, flight: Flight) -> Flight | None:
         """Queue the next step of the sequences of `flight`, before its tokens are known.
 
         Returns None if other sequences must be scheduled, or if the next step depends on a token.
         """
         if len(self._sequences) > len(flight.live) or not all(flight.on_device):
             return None
-        if self._drafting is not None and self._drafting.is_likely(flight):
+        if self._drafting is not None and self._drafting.needs_tokens(flight):
             return None
         rows = [
             row
@@ -406,7 +406,10 @@ class Engine:
             return None
 
     def _is_foreseeable(self, s: Sequence) -> bool:
-        """Return whether the step after the next token is known now, unless that token ends `s`."""
+        """Return whether the next step can run `s`, whatever token it gets in this one.
+
+        If that token ends `s`, the next step runs it in vain.
+        """
         n_tokens = len(s.ids) + 1
         fits = n_tokens <= self.longest and (s.extended or n_tokens <= self.plain_context)
         return fits and s.request.constraint is None and s.thinking is None
@@ -458,7 +461,7 @@ class Engine:
                 self._fail(s, error)
 
     def _gain(self, s: Sequence, sampled: Sampled | Exception) -> None:
-        """Give a sequence its next token, and end it if that was the last one."""
+        """Append the next token to a sequence. Finish the sequence if that was its last token."""
         if isinstance(sampled, Exception):
             self._fail(s, sampled)
             return

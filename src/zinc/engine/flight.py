@@ -73,10 +73,11 @@ class Flight:
                     yield s, _checked(int(token), peak)
 
     def _verified(self) -> Iterator[tuple[Sequence, Sampled | Exception]]:
-        """Yield tokens while the drafted tokens that led to them are the text of their sequence.
+        """Yield the token of each output row whose drafted prefix was accepted.
 
-        A row is valid if the tokens before it are. So the tokens equal those of steps without
-        drafts, whatever was drafted, and also if a constraint dictates some of them.
+        A row is valid if all drafted tokens before it equal the text of the sequence. So the text
+        is the same as without drafts, whatever was drafted, even if a constraint dictates some
+        tokens.
         """
         first = 0
         for s, on_device in zip(self.complete, self.on_device, strict=True):

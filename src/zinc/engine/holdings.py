@@ -1,8 +1,9 @@
-"""The cache of each sequence: attach it, keep it for reuse, take it back.
+"""Each sequence's share of the cache: attached before it runs, committed, and released.
 
-This layer is between the pool, which knows blocks and slots, and the engine, which knows requests.
-It decides how much of a prompt comes from the prefix cache, what a sequence costs, what is kept for
-other prompts, and whether a preempted sequence is copied or run again.
+This layer lies between the pool, which knows blocks and slots, and the engine, which knows
+requests. It decides how many prompt tokens come from the prefix cache, how many blocks a sequence
+needs, which tokens stay in the prefix cache, and whether a preempted sequence is swapped or
+recomputed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from zinc.engine.checkpoints import LEAST_TOKENS
 from zinc.engine.preemption import Rates
 from zinc.engine.scheduler import Demand
 from zinc.engine.sequence import Sequence
-from zinc.engine.sharing import held_back
+from zinc.engine.sharing import delayed
 from zinc.kv import CachePool
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 class Holdings:
     """The blocks and slots of a pool that sequences hold.
 
-    swap_bytes: host memory for copies of preempted sequences. A sequence that does not fit, or that
-    takes longer to copy than to run, is run again.
+    swap_bytes: host memory for swapped sequences. A preempted sequence that does not fit there, or
+    that takes longer to swap than to recompute, is recomputed.
     """
 
     def __init__(self, pool: CachePool, swap_bytes: int) -> None:
@@ -120,13 +121,13 @@ class Holdings:
             client=s.request.client,
         )
 
-    def held_back(self, sequences: Collection[Sequence]) -> set[int]:
-        """Return the ids of waiting sequences whose beginning is run or fetched by others."""
+    def delayed(self, sequences: Collection[Sequence]) -> set[int]:
+        """Return the ids of waiting sequences whose prefix is being computed or fetched."""
         pool = self.pool
         if not pool.prefix_cache or all(s.is_running for s in sequences):
             return set()
         least = max(pool.block_tokens, LEAST_TOKENS if pool.recurrent else 0)
-        back = held_back(sequences, lambda s: self._prospect(s)[0], least, pool.recurrent)
+        back = delayed(sequences, lambda s: self._prospect(s)[0], least, pool.recurrent)
         return back | self._fetching(
             s for s in sequences if not s.is_running and s.id not in back and not s.cache.swapped
         )
@@ -159,7 +160,7 @@ class Holdings:
             s.clock.started = time.perf_counter()
 
     def trim(self, s: Sequence) -> None:
-        """Give back blocks that have left all sliding windows."""
+        """Free the blocks of a sequence that have left all sliding windows."""
         if s.cache.holding is not None:
             self.pool.trim(s.cache.holding, s.n_run)
 
@@ -168,12 +169,12 @@ class Holdings:
     def ran(self, s: Sequence, count: int, end: int) -> None:
         """Record that `count` more tokens, up to position `end`, are in the cache."""
         if s.is_reusable:
-            self._offer(s, count, end)
+            self._commit(s, count, end)
         if end == len(s.ids):
             s.cache.key = b""
             s.cache.shared_tokens.clear()
 
-    def _offer(self, s: Sequence, count: int, end: int) -> None:
+    def _commit(self, s: Sequence, count: int, end: int) -> None:
         """Commit the tokens that just ran to the prefix cache.
 
         This happens at checkpoints, at the end of the prompt and after whole blocks of an answer.
@@ -202,12 +203,12 @@ class Holdings:
             try:
                 s.cache.swapped = self.pool.swap_out(holding, s.n_run)
                 self.rates.copied(n_bytes, time.perf_counter() - begin)
-            except MemoryError:  # the host has no memory left: the sequence is run again
+            except MemoryError:  # the host has no memory left, so the sequence is recomputed
                 pass
-        self.put_back(s)
+        self.requeue(s)
         s.n_preempted += 1
 
-    def put_back(self, s: Sequence, keep: bool = True) -> None:
+    def requeue(self, s: Sequence, keep: bool = True) -> None:
         """Move a sequence back to the queue. keep: leave its tokens in the prefix cache."""
         self.release(s, keep)
         s.n_run = 0
@@ -216,14 +217,14 @@ class Holdings:
             s.n_read = 0
         s.renew_key()
 
-    def begin_again(self, s: Sequence) -> None:
-        """Forget the cached prefix and the copy of a waiting sequence whose text has changed."""
+    def restart(self, s: Sequence) -> None:
+        """Discard the cached prefix and swapped copy of a waiting sequence with a changed text."""
         s.cache.prospect, s.cache.swapped = None, None
         s.renew_key()
         s.cache.shared_tokens.clear()
 
     def release(self, s: Sequence, keep: bool = True) -> None:
-        """Take back everything that a sequence holds. keep: leave it in the prefix cache."""
+        """Free everything that a sequence holds. keep: leave its tokens in the prefix cache."""
         if s.cache.fetch is not None:
             s.cache.fetch.cancel()
         if s.cache.holding is not None:

@@ -19,7 +19,7 @@ from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.engine.sampling.chain import log_probabilities
 from zinc.ops.values import FloatArray
 
-# Settings of a prompt without an answer. Without samplers, none are built for each text.
+# Settings of a prompt without an answer. The list of samplers is empty, so that none are built.
 NO_ANSWER = SamplingParams(max_tokens=0, temperature=0, samplers=(), seed=0)
 
 

@@ -89,11 +89,12 @@ class _Scheduler:
         self._chosen: dict[int, int] = {}
         self._preempted: list[int] = []
         self._refused = False
-        # Blocks reserved for admitted prompts, which others cannot have.
-        self._promised = [0] * len(budget.blocks)
+        # Blocks of each group that admitted prompts still need, so that other prompts cannot be
+        # admitted with them.
+        self._reserved = [0] * len(budget.blocks)
         for d in self._admitted.values():
             if d.pending > 1:
-                self._promise(d.lacks)
+                self._reserve(d.lacks)
 
     def run(self) -> Schedule:
         """Return the schedule."""
@@ -133,58 +134,62 @@ class _Scheduler:
             had = self._chosen.get(d.id, 0)
             n = min(d.longest - had, tokens - given)
             if self._budget.whole and n < d.longest - had:
-                break  # or smaller texts that come later would starve it
+                break  # smaller texts behind it must not starve it
             if n > 0 and d.id not in self._preempted and self._take(d, had + n):
                 given += n
         return given
 
     def _take(self, d: Demand, n: int) -> bool:
-        """Choose `n` tokens of a sequence in all, if there is memory; return whether there is."""
+        """Schedule `n` tokens of a sequence in total. Return False if memory is short."""
         if d.id in self._preempted:
             return False
         if d.id in self._chosen:  # some of its tokens are chosen already
             more = self._need(d, n) - self._need(d, self._chosen[d.id])
-            return self._pay(d, n, [more] * len(self._blocks))
+            return self._allocate(d, n, [more] * len(self._blocks))
         if d.admitted:
-            return self._pay(d, n, [self._need(d, n)] * len(self._blocks))
+            return self._allocate(d, n, [self._need(d, n)] * len(self._blocks))
         if self._refused or not self._admit(d):
             # First come, first served: a later, smaller request must not starve this one.
             self._refused = True
             return False
         self._slots -= 1
         self._admitted[d.id] = d
-        self._promise(d.lacks)
+        self._reserve(d.lacks)
         need = self._need(d, n)
-        return self._pay(d, n, [pin + need for pin in d.pins])
+        return self._allocate(d, n, [pin + need for pin in d.pins])
 
     def _need(self, d: Demand, n: int) -> int:
         """Return the blocks of each group that `n` more tokens of a sequence need."""
         return max(0, -(-(d.n_run + n) // self._budget.block_tokens) - d.n_table)
 
-    def _pay(self, d: Demand, n: int, cost: Sequence[int]) -> bool:
-        """Take blocks for `n` tokens of a sequence, preempting others if needed."""
+    def _allocate(self, d: Demand, n: int, cost: Sequence[int]) -> bool:
+        """Schedule `n` tokens that need `cost` blocks of each group; preempt others if necessary.
+
+        Returns False if there are not enough blocks.
+        """
         while not all(c <= b for c, b in zip(cost, self._blocks, strict=True)):
             if not self._preempt_after(self._rank[d.id]):
                 return False
         self._blocks = [b - c for b, c in zip(self._blocks, cost, strict=True)]
         if d.pending > 1:
             more = self._need(d, n) - self._need(d, self._chosen.get(d.id, 0))
-            self._promised = [max(0, p - more) for p in self._promised]
+            self._reserved = [max(0, p - more) for p in self._reserved]
         self._chosen[d.id] = n
         return True
 
     def _admit(self, d: Demand) -> bool:
-        """Return whether there is a seat and memory for a prompt; preempts lower priorities."""
+        """Return whether a prompt can be admitted, after preempting sequences of lower priority."""
         while True:
-            streams = len(self._admitted)  # each may soon need a block, but for whole texts
-            reserved = 0 if self._budget.whole else streams
+            running = len(self._admitted)
+            # Each running sequence may soon need another block, unless it runs as a whole.
+            growth = 0 if self._budget.whole else running
             has_blocks = all(
-                pin + lack <= blocks - promised - reserved
-                for pin, lack, blocks, promised in zip(
-                    d.pins, d.lacks, self._blocks, self._promised, strict=True
+                pin + lack <= blocks - reserved - growth
+                for pin, lack, blocks, reserved in zip(
+                    d.pins, d.lacks, self._blocks, self._reserved, strict=True
                 )
             )
-            if has_blocks and self._slots > 0 and streams < self._budget.sequences:
+            if has_blocks and self._slots > 0 and running < self._budget.sequences:
                 return True
             if not self._preempt_after(self._rank[d.id], below=d.priority):
                 return False
@@ -203,13 +208,13 @@ class _Scheduler:
             self._slots += 1
             if d.pending > 1:
                 left = [max(0, lack - returned) for lack in d.lacks]
-                self._promised = [max(0, p - x) for p, x in zip(self._promised, left, strict=True)]
+                self._reserved = [max(0, p - x) for p, x in zip(self._reserved, left, strict=True)]
             return True
         return False
 
-    def _promise(self, lacks: Blocks) -> None:
+    def _reserve(self, lacks: Blocks) -> None:
         """Reserve blocks for an admitted prompt."""
-        self._promised = [p + x for p, x in zip(self._promised, lacks, strict=True)]
+        self._reserved = [p + x for p, x in zip(self._reserved, lacks, strict=True)]
 
     def _tokens_left(self) -> int:
         return self._budget.tokens - sum(self._chosen.values())

@@ -14,13 +14,13 @@ from zinc.engine.sequence import Sequence
 from zinc.kv import common_tokens
 
 
-def held_back(
+def delayed(
     sequences: Iterable[Sequence],
     cached: Callable[[Sequence], int],
     least_tokens: int,
     recurrent: bool,
 ) -> set[int]:
-    """Return the ids of sequences that should wait for a prompt that is being run.
+    """Return the ids of sequences that should wait for another sequence to compute their prefix.
 
     sequences: in order of arrival. cached: returns the tokens that the prefix cache holds for a
     waiting sequence. least_tokens: no sequence waits for fewer tokens. The sequence that others

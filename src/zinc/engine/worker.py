@@ -317,7 +317,7 @@ class EngineWorker:
         try:
             self._cancel_sequences(task)
             if not self._tasks:
-                self._engine.settle()
+                self._engine.flush()
         except BaseException as failure:
             error = error or failure
         task.end(error)

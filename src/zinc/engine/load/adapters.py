@@ -33,7 +33,7 @@ _SUFFIXES = (".lora_a", ".lora_b")
 class AdapterFile:
     """An open adapter. digest: of its contents. factors: by the tensor that they change.
 
-    task_name, prompt_prefix: what its metadata says about its use; empty if it says nothing.
+    task_name, prompt_prefix: metadata for users of the adapter; empty if the file has none.
     """
 
     file: GGUFFile

@@ -40,10 +40,10 @@ ROOM_TOKENS = 4096
 class BackendChoice:
     """The backend that runs a model, and how it was chosen.
 
-    device_map: how the model is divided; None if the device shares the host's memory. note: what
-    runs on the CPU instead of the device, and what context the device limits the model to, and why;
-    empty if there is nothing. reason: the device that backend="auto" chose, and why; empty if the
-    caller named one. Both are sentences for people.
+    device_map: how the model is divided; None if the device shares the host's memory. note: a
+    sentence for people about the parts that run on the CPU instead of the device, or about a limit
+    of the context; empty if there is neither. reason: a sentence about the device that
+    backend="auto" chose; empty if the caller named one.
     """
 
     backend: Backend

@@ -1,8 +1,9 @@
 """A model divided over several devices that the option `device` names, such as "vulkan:0,vulkan:1".
 
-Each device takes a range of layers (`zinc.plan.layer_split`): as many as its memory holds, in
-proportion to its read bandwidth or to the shares of the device map. Or it takes a part of every
-layer (`zinc.plan.tensor_split`), in the same proportion.
+With pipeline parallelism (`zinc.plan.layer_split`) each device takes a range of layers: as many as
+its memory holds, in proportion to its read bandwidth or to the shares of the device map. With
+tensor parallelism (`zinc.plan.tensor_split`) it takes a part of every layer, in the same
+proportion.
 """
 
 from __future__ import annotations
@@ -99,11 +100,12 @@ def with_larger_steps(
     model: OpenModel,
     draft_bytes: DraftBytes = no_draft,
 ) -> LoadOptions:
-    """Return `options` with steps of several micro-batches, if these are larger than the default.
+    """Return `options` with steps that are large enough for pipeline parallelism.
 
-    The devices that have the layers of `model` then work at the same time. Options that name the
-    tokens of a step are kept. The default is kept if memory is short, or if the devices exchange
-    rows by themselves, because these start a step while others run the previous one.
+    A step of several micro-batches keeps the devices that divide the layers of `model` busy at the
+    same time. `options` are returned unchanged if they set the tokens of a step, if the default
+    step is large enough, if memory is short, or if the devices exchange rows without the host: then
+    the first device starts the next step while the others still run the current one.
     """
     if options.batch_tokens or not isinstance(backend, SplitBackend) or backend.is_linked:
         return options
@@ -345,9 +347,9 @@ def _loads(
 ) -> tuple[list[LayerLoad], set[int]]:
     """Return the load of each layer, and the layers that share a cache with the layer before.
 
-    A layer between two users of one cache counts as sharing it.
-    The embedding counts with the first layer, the output and NextN blocks with the last. Only the
-    first of `plans` counts for the time of a token.
+    A layer between two layers that share a cache counts as sharing it. The embedding counts with
+    the first layer, the output and NextN blocks with the last. Only the first of `plans` counts for
+    the time of a token.
     """
     n_layers, n_tokens = model.spec.n_layers, (options.sequences or 1) * _context(model, options)
     weights: list[set[Weight]] = [set() for _ in range(n_layers)]

@@ -21,10 +21,9 @@ from zinc.engine.step_cost import StepShape
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """The bytes that one sequence takes of a memory, by purpose.
+    """The bytes that a model with one sequence takes of the memory of a device or the host.
 
-    scratch_bytes: activations. available_bytes: free memory less the part that zinc leaves to
-    others.
+    scratch_bytes: activations. available_bytes: free memory, less the reserve for other uses.
     """
 
     backend: str

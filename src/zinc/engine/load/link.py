@@ -1,4 +1,4 @@
-"""Latency of an all-reduce between devices, which limits a model whose tensors are divided."""
+"""Latency of an all-reduce between devices, which limits tensor parallelism."""
 
 from __future__ import annotations
 

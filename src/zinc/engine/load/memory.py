@@ -59,12 +59,12 @@ def _no_draft(context: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """A memory: available bytes, bytes of weights and arenas, and the states kept in it.
+    """Bytes of the memory of the host, or of a device, and the weights, arenas and states in it.
 
-    name: of the device, or of the devices that share the memory. on_device: it is not the host's
-    memory, so layers may move to the CPU. has_first: the first device's part lies in it too, beside
-    that of the others. draft_bytes: returns the bytes that the cache of a draft
-    model takes for a context; its weights and arenas count as those of the model.
+    name: the device, or the devices that share the memory. on_device: it is not the host's memory,
+    so layers may move to the CPU. has_first: it also holds the part of the first device, which is
+    counted in another budget too. draft_bytes: returns the bytes of the cache of a draft model for
+    a context; its weights and arenas count as those of the model.
     """
 
     name: str
@@ -103,7 +103,7 @@ def available_memory_bytes(backend: Backend | None = None) -> int:
 
 
 def budgets(file: GGUFFile, plans: Sequence[Plan], backend: Backend) -> list[MemoryBudget]:
-    """Return the memories of a backend, and what `plans` take of each beside the cache."""
+    """Return the memories of a backend, with the weights and arenas of `plans` in each."""
     if backend.split is None:
         return [_budget(file, backend.name, [backend], [plans])]
     devices, names = backend.split.devices, backend.split.names
@@ -129,9 +129,9 @@ def budgets(file: GGUFFile, plans: Sequence[Plan], backend: Backend) -> list[Mem
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """A memory, and the indices of the devices whose parts lie in it.
+    """A memory, and the indices of the devices whose parts are allocated in it.
 
-    available: its free bytes.
+    available: free bytes of the memory.
     """
 
     devices: tuple[int, ...]
@@ -140,10 +140,10 @@ class MemoryGroup:
 
 
 def memory_groups(split: SplitDevices) -> list[MemoryGroup]:
-    """Return the memories of a split model.
+    """Return the memories of the devices of `split`.
 
-    The part of a device that shares the host's memory lies in two: the host's must have room for
-    it beside the others.
+    A device that shares the host's memory is listed twice: in a group of its own, and in the host's
+    group, which must have room for its part too.
     """
     own: dict[str | None, list[int]] = {}
     for i, (device, memory) in enumerate(zip(split.devices, split.memories, strict=True)):

@@ -31,18 +31,17 @@ class LoadOptions:
     """Options of a load; `LLM` describes the fields that are its arguments.
 
     path: the model file; None is the embedded model. settings: the model's own; `context` overrides
-    theirs. backend_options: as in `zinc.backends.api.create`. batch_tokens: most tokens of a step;
-    `plan_model` sets it if the devices need larger steps than the default. max_outputs: output rows
-    of a step (default: 64, or those tokens if they are fewer). sequences: give the cache exactly
-    this many sequences of `context` tokens, in which every layer keeps every position (default: as
-    many as fit). swap_bytes: None takes a share of the free host memory. speculate: as in
-    `zinc.engine.load.speculation.MODES`. draft: file of a draft model. rollback: rows by which a
-    sequence can be rolled back, up to 16; 0 keeps only the last position of recurrent states, which
-    take twice the memory otherwise. nextn: load the model's NextN block too. `plan_model` sets both
-    where drafts need them.
-    nextn_tokens: draft about this many frequent tokens only, which makes a draft faster; 0 for all.
-    lora: adapters that requests may use. prefix_store: returns the store of a cache key, in which
-    this process and others keep prefixes for each other, in place of `cache_dir`.
+    their context. backend_options: as in `zinc.backends.api.create`. batch_tokens: most tokens of a
+    step; `plan_model` sets it if the devices need larger steps than the default. max_outputs: most
+    output rows of a step (default: 64, or `batch_tokens` if that is less). sequences: size the
+    cache for exactly this many sequences of `context` tokens, in which every layer keeps every
+    position (default: as many as fit). swap_bytes: None takes a share of the free host memory.
+    speculate: as in `zinc.engine.load.speculation.MODES`. draft: file of a draft model. rollback:
+    rows by which recurrent states can be rolled back, up to 16, which takes twice their memory; 0
+    for none. nextn: load the model's NextN block too. `plan_model` sets `rollback` and `nextn` if
+    drafts need them. nextn_tokens: draft about this many frequent tokens only, which makes a draft
+    faster; 0 for all. lora: adapters that requests may use. prefix_store: returns the store of a
+    cache key, in which processes keep prefixes for each other, in place of `cache_dir`.
     """
 
     path: Path | None = None

@@ -302,9 +302,9 @@ def encoder_options(spec: ModelSpec, options: LoadOptions) -> LoadOptions:
 
 
 def _with_drafts(model: OpenModel, options: LoadOptions) -> OpenModel:
-    """Return the model with everything that takes memory for the drafts that `options` demand.
+    """Return the model as it takes the most memory with the drafts that `options` demand.
 
-    This is its NextN block, and recurrent states that can be rolled back, if the drafts need these.
+    Drafts may need the NextN block, and recurrent states that can be rolled back.
     """
     if not demands_drafts(options):
         return model
@@ -369,9 +369,10 @@ def _plan_draft(planned: PlannedModel, path: Path) -> PlannedModel:
 
 
 def _plan_within(model: OpenModel, options: LoadOptions, backend: Backend | None) -> PlannedModel:
-    """Return the plans of a model, on devices without sparse attention for a context without it.
+    """Return the plans of a model, with a shorter context if the device lacks sparse attention.
 
-    Raises UnsupportedError if the caller named a longer context.
+    Up to `ModelSpec.dense_context` tokens, attention of such a model is dense. Raises
+    UnsupportedError if the caller asked for more tokens than that.
     """
     try:
         return _plan(model, options, backend)

@@ -23,7 +23,7 @@ from zinc.hub.resolve import base_file
 
 Message = Mapping[str, Any]
 
-# Parameters about the work of Ollama's engine.
+# Parameters of Ollama that have no effect in zinc, and why.
 _WITHOUT_EFFECT = {
     "num_gpu": "--gpu-layers decides",
     "num_thread": "--threads decides",

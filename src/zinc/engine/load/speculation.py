@@ -69,9 +69,9 @@ def demands_drafts(options: LoadOptions) -> bool:
 def with_nextn_beside(file: GGUFFile, mode: str) -> GGUFFile:
     """Return `file` with the NextN blocks of a file `mtp-*.gguf` in its folder.
 
-    mode: see `MODES`. Return `file` itself if the mode does not draft with these blocks, if it has
-    its own, or if no file there belongs to it; with the mode "mtp", raise the `ZincError` that says
-    why the smallest does not.
+    mode: see `MODES`. Returns `file` itself if the mode does not draft with NextN blocks, if the
+    file has its own, or if no `mtp-*.gguf` in the folder belongs to it. In the last case the mode
+    "mtp" raises the ZincError that says why the smallest of these files does not belong to it.
     """
     if mode not in ("auto", "mtp") or any(name.endswith(MARK) for name in file.tensors):
         return file

@@ -1,7 +1,8 @@
 """The draw of a token among candidates: the largest sum of logit and noise (`zinc.ops.noise`).
 
-Noise costs more than a comparison, so among many candidates few get any: a candidate's sum is at
-most its logit plus the largest noise of its group of ids.
+Generating noise costs more than a comparison, so most of many candidates are ruled out without it.
+The sum of a candidate is at most its logit plus the largest noise of its group of ids, its ceiling.
+A candidate whose ceiling is below the sum of another candidate cannot win.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import numpy as np
 from zinc.engine.sampling.candidates import Candidates, Doubles, Floats, Positions, largest
 from zinc.ops.noise import GROUP_IDS, Draw, group_maxima, gumbel
 
-_FEW = 256  # candidates that all get noise
-_FIRST_LOOK = 64  # candidates that raise the bar for the others, if many reach it
-_RESOLUTION = 1e-5  # of float32 sums, relative to their size
+_FEW = 256  # with at most this many candidates, all get noise
+_FIRST_LOOK = 64  # candidates whose sums raise the bar, if more than _FEW reach it
+_RESOLUTION = 1e-5  # relative rounding error of float32 sums
 
 
 def draw_position(candidates: Candidates, draw: Draw) -> int:
@@ -32,7 +33,7 @@ def draw_position(candidates: Candidates, draw: Draw) -> int:
 
 
 def _contenders(candidates: Candidates, draw: Draw) -> Positions:
-    """Return the positions of a few candidates, in order, one of which is drawn."""
+    """Return the ascending positions of the candidates that can win the draw."""
     logits = candidates.logits
     last = len(candidates) - 1 if candidates.ids is None else int(candidates.ids.max())
     ids, noise = group_maxima(draw, last // GROUP_IDS + 1)

@@ -8,24 +8,25 @@ from zinc.engine.speculative.draft import expected_tokens
 from zinc.engine.speculative.policy import LEAST_GAIN
 from zinc.engine.speculative.step_times import StepTimes, TypicalTime
 
-# A chain ends with the token whose probability, with those before it, is less.
+# A chain ends after the first token whose joint probability with the tokens before it is lower.
 LEAST_PROBABILITY = 0.25
 
 _WEIGHT = 0.03
-# Where chains do not pay, one sequence of as many gets them.
+# If chains do not pay, one sequence in this many still gets them, to measure them again.
 _PROBE_SEQUENCES = 16
-# Such a sequence drafts one token after as many steps.
+# While chains do not pay, a sequence that gets them drafts one token once in this many steps.
 _PROBE_STEPS = 32
-# Gain for which the text of such a sequence may be read.
+# Least gain that `repays` assumes, so that the drafter may read a text even if chains do not pay.
 _PROBE_GAIN = 0.05
 
 
 class ChainPolicy:
-    """Length of the chains of a drafter, by their acceptance and their cost.
+    """Choice of the chain length of a drafter, by measured acceptance and cost.
 
-    times: of the model's steps. rates: acceptance by depth before it is measured, for the longest
-    chain. step_ratio: time of a step of the drafter, in steps of the model, before it is measured.
-    read_ratio: the same for a token of the text that the drafter reads.
+    times: times of the model's steps. rates: initial estimate of the acceptance at each depth; its
+    length limits a chain. step_ratio: initial estimate of the time of a drafter's step, as a
+    multiple of a step of the model. read_ratio: the same for a token of text that the drafter
+    prefills.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class ChainPolicy:
         self._n_refused = _PROBE_SEQUENCES - 1
 
     def wants(self) -> bool:
-        """Return whether a new sequence should get chains, which takes time for its prompt."""
+        """Return whether a new sequence should get chains, for which its prompt is prefilled."""
         if self.pays(1, 1):
             return True
         self._n_refused = (self._n_refused + 1) % _PROBE_SEQUENCES
@@ -54,9 +55,9 @@ class ChainPolicy:
         return self._best_depth(n_streams, n_rows)[0] > 0
 
     def repays(self, n_generated: int, n_unread: int) -> bool:
-        """Return whether to read `n_unread` tokens after `n_generated` tokens of an answer.
+        """Return whether to prefill `n_unread` tokens after `n_generated` tokens of an answer.
 
-        The answer is assumed to double in length. Reading pays if it costs at most what chains save
+        The answer is assumed to double in length. Prefill pays if it costs at most what chains save
         over the remaining tokens.
         """
         gain = max(_PROBE_GAIN, self._best_depth(1, 1)[1] - 1)
@@ -65,8 +66,8 @@ class ChainPolicy:
     def depth(self, n_streams: int, n_rows: int) -> int:
         """Return how many tokens to draft for each of `n_streams` sequences that get chains.
 
-        n_rows: rows of the step without drafts. Returns 0 if no token pays, but 1 now and then, to
-        measure again.
+        n_rows: rows of the step without drafts. Returns 0 if no token pays, except that every
+        `_PROBE_STEPS` steps it returns 1, to measure again.
         """
         best, _ = self._best_depth(n_streams, n_rows)
         probes = not best and self.is_due
@@ -75,7 +76,7 @@ class ChainPolicy:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next step drafts a token even if none pays, to measure again."""
+        """Whether the next step drafts a token even if that does not pay, to measure again."""
         return self._n_idle >= _PROBE_STEPS - 1
 
     def skipped(self) -> None:
@@ -97,10 +98,7 @@ class ChainPolicy:
         return expected_tokens(self._rates[:depth])
 
     def record(self, depth: int, accepted: bool) -> None:
-        """Record whether the token after the first `depth` tokens of a chain was accepted.
-
-        Those tokens were accepted.
-        """
+        """Record whether token number `depth` of a chain was accepted; all before it were."""
         self._rates[depth] += _WEIGHT * (accepted - self._rates[depth])
 
     def took(self, seconds: float, n_steps: int) -> float:

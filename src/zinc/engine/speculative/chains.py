@@ -62,8 +62,8 @@ def draw_chains(
     """Return a chain for each sequence, by id.
 
     rooms: the most tokens of each chain. logits: those after the text of each sequence, float32
-    [sequences, vocab]. least: a chain ends with the token whose probability, times that of the
-    tokens before it, is less.
+    [sequences, vocab]. least: a chain ends after the first token whose joint probability with the
+    tokens before it is lower.
     """
     drafts = {s.id: Draft() for s in sequences}
     depth = 0
@@ -136,7 +136,7 @@ class Chain:
             ready = self._ready(wanting)
             return self._draw(ready, most) if ready else {}
         except Exception:
-            log.exception("drafts of the source %s are off", self.source)
+            log.exception("drafts of the source %s are off after an error", self.source)
             self._has_failed = True
             return {}
 

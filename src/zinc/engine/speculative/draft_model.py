@@ -39,7 +39,8 @@ from zinc.ops.values import FloatArray
 # Acceptance by depth before it is measured; models of one family reach 0.6 to 0.9.
 _RATES = (0.65,) * 8
 
-# Tokens of a text that the first step of a draft runs. More of them are read before.
+# Most tokens that the first step of a draft prefills. A text with more unread tokens gets no draft
+# until `read` has run them.
 MOST_BEHIND = 16
 
 
@@ -47,9 +48,9 @@ MOST_BEHIND = 16
 class _Text:
     """The part of a sequence that the draft model has run.
 
-    ids: the tokens that have run; the first `n_known` are those of the sequence, drafted tokens may
-    follow. n_shifted: of the sequence when it began. extended: it is longer than the plain context
-    of the draft model.
+    ids: the tokens that have run. The first `n_known` are tokens of the sequence; drafted tokens
+    may follow. n_shifted: `Sequence.n_shifted` when the text began. extended: the text is longer
+    than the plain context of the draft model.
     """
 
     sequence: Sequence
@@ -65,7 +66,7 @@ class _Text:
         return len(self.sequence.ids) - len(self.ids)
 
     def common(self) -> int:
-        """Return how many tokens that have run are those of the sequence."""
+        """Return how many leading tokens of `ids` equal those of the sequence."""
         known = self.n_known
         return known + common_length(self.sequence.ids[known:], self.ids[known:])
 
@@ -78,10 +79,10 @@ class _Text:
 class ModelDrafter:
     """Drafter of all sequences of a model with a draft model.
 
-    programs: of the draft model, for sequences up to its `plain_context`, and for longer ones if
-    there are any, up to `context` tokens. pool: their cache. rollback: rows by which its recurrent
-    states can be rolled back, if it has any. n_vocab: tokens of the model whose tokens it drafts. A
-    sequence for which the cache has no room gets no drafts until another one ends.
+    programs: programs of the draft model: for sequences up to its `plain_context`, and optionally
+    for longer ones, up to `context` tokens. pool: their cache. rollback: rows by which its
+    recurrent states can be rolled back, if it has any. n_vocab: vocabulary size of the target
+    model. A sequence for which the cache has no room gets no drafts until another one ends.
     """
 
     def __init__(
@@ -140,8 +141,8 @@ class ModelDrafter:
     ) -> dict[int, Draft]:
         """Return drafts of the tokens that follow the last token of each sequence, by id.
 
-        most: the most tokens of each draft. least: a draft ends with the token whose probability,
-        times that of the tokens before it, is less. Sequences with unread text get no draft.
+        most: the most tokens of each draft. least: a draft ends after the first token whose joint
+        probability with the tokens before it is lower. Sequences with unread text get no draft.
         """
         able: dict[_Text, int] = {}
         left = self.plan.max_tokens

@@ -50,11 +50,11 @@ class Drafting:
                     del drafts[s.id]
         return drafts
 
-    def is_likely(self, flight: Flight) -> bool:
-        """Return whether the step after `flight` is likely to have drafts, or this one has.
+    def needs_tokens(self, flight: Flight) -> bool:
+        """Return whether the step after `flight` must wait for the tokens of `flight`.
 
-        Such a step cannot be queued before the tokens of `flight` are known. Neither is a step
-        queued behind a prompt whose hidden rows are to be read: they are too many to be copied.
+        It must if `flight` has drafts or the next step is likely to have some. It must also wait if
+        the NextN block reads the hidden rows of a prompt, which are too many to be copied.
         """
         if flight.drafts or self.speculation.is_likely(flight.complete):
             return True

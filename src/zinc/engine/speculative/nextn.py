@@ -48,14 +48,16 @@ def hidden_rows(program: Program, counts: Seq[int]) -> list[FloatArray]:
     return np.split(rows, np.cumsum(counts)[:-1])
 
 
-# Acceptance by depth before it is measured: low, since trained blocks reach 0.6 to 0.9. A longer
-# chain of the block's own rows loses acceptance and never paid in published measurements.
+# Initial estimate of the acceptance at each depth. It is cautious: trained blocks reach 0.6 to 0.9.
+# Four tokens are enough: each step on the block's own hidden rows lowers acceptance, and longer
+# chains never paid in published measurements.
 _RATES = (0.7, 0.65, 0.6, 0.55)
-# The time of a draft step in model steps before it is measured.
+# Initial estimate of the time of a draft step, as a multiple of a step of the model.
 _STEP_RATIO = 0.2
 
-# Positions of a sequence that a block may be behind. Keys of many rows at once cost little, and so
-# many positions before a window keep their blocks (`zinc.kv.pool.SLACK_BLOCKS`).
+# Most positions by which a NextN block may lag behind its sequence. Running many rows at once is
+# cheap, and this many positions before a sliding window keep their cache blocks
+# (`zinc.kv.pool.SLACK_BLOCKS`).
 MOST_WAITING = 128
 _NO_ROWS = np.empty((0, 0), np.float32)
 
@@ -95,10 +97,10 @@ class _Block:
 class NextNDrafter:
     """Drafter of all sequences of a model with its NextN blocks.
 
-    programs: for sequences up to the plain context, and for longer ones if there are any, those of
-    each block in turn, on the cache of the model with `layout`. reads: what they read for further
-    tokens. tokens: the token of each of their logits; () if those are of all `n_vocab` tokens. The
-    sequences of one call are all extended, or none is.
+    programs: the programs of each block in turn, for sequences up to the plain context and, if
+    there are any, for longer ones. They share the model's cache, which has `layout`. reads: what
+    the blocks read for further tokens. tokens: the token id of each of their logits; () if they
+    have logits for all `n_vocab` tokens. The sequences of one call are all extended, or none is.
     """
 
     def __init__(
@@ -164,8 +166,8 @@ class NextNDrafter:
         """Return drafts of the tokens that follow the last token of each sequence, by id.
 
         most: the most tokens of each draft, which also ends where the blocks of the sequence end.
-        least: a draft ends with the token whose probability, times that of the tokens before it, is
-        less. Sequences whose hidden rows are not known up to their last token get no draft.
+        least: a draft ends after the first token whose joint probability with the tokens before it
+        is lower. Sequences whose hidden rows are not known up to their last token get no draft.
         """
         rooms = {s: self._room(s, most.get(s.id, 0)) for s in running}
         able = [s for s, room in rooms.items() if room > 0]

@@ -13,17 +13,18 @@ from dataclasses import dataclass, field
 from zinc.engine.speculative.draft import Draft, expected_tokens
 from zinc.engine.speculative.step_times import StepTimes
 
-# Rate of a step with a draft, relative to one without: a smaller gain may be an error.
+# Least tokens per second of a step with a draft, relative to a step without. A smaller gain may be
+# a measurement error.
 LEAST_GAIN = 1.03
-# After this many tokens without a draft, one token is drafted, to see whether drafts fit now.
+# After this many tokens without a draft, one token is drafted, to measure acceptance again.
 PROBE_TOKENS = 64
 # A sequence whose drafts cost more than they saved over this many tokens stops drafting for twice
 # as many, then for four times as many.
 GUARD_TOKENS = 64
 
 _EDGES = (0.4, 0.6, 0.8, 0.95)
-# Acceptance before it is measured: that of new prose, where unlikely tokens are accepted less than
-# their probability says.
+# Initial acceptance for each range of probabilities, measured on newly written prose. There, tokens
+# of low probability are accepted less often than their probability says.
 _RATES = (0.13, 0.33, 0.56, 0.85, 0.97)
 _PRIOR_TOKENS = 6.0
 _MEMORY_TOKENS = 200.0

@@ -26,7 +26,7 @@ from zinc.engine.speculative.step_times import StepTimes, TypicalTime
 from zinc.engine.speculative.suffix import PRIOR, SuffixDrafter
 from zinc.engine.speculative.tracker import Source
 
-# Rows of a sequence in one step. Longer drafts rarely pay.
+# Most rows of a sequence in one step. Longer drafts rarely pay.
 MOST_ROWS = 16
 # The same if the model has recurrent layers: states that can roll back by this many rows take twice
 # the memory, and those for 16 rows up to 2.25 times.
@@ -40,11 +40,11 @@ _LEAST_MATCH = 3
 class Speculation:
     """Speculation of one engine.
 
-    estimate: the time of a step by its number of rows, before it was measured. nextn: the drafter
-    with the model's NextN block, if it has one. most_rows: of a sequence in one step. Drafts from
-    repeated text are made from the request's own text, and from past answers with the same
-    namespace; the source that promises more accepted tokens drafts. Rates of acceptance and times
-    are carried from one request to the next.
+    estimate: initial estimate of the time of a step by its number of rows. nextn: the drafter with
+    the model's NextN block, if it has one. most_rows: most rows of a sequence in one step. Drafts
+    from repeated text use the request's own text, and past answers in the same namespace. If
+    several sources have a draft, the one with the most expected accepted tokens is used. Measured
+    acceptance and times carry over from one request to the next.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Speculation:
     def add_model(self, drafter: ModelDrafter, step_ratio: float, read_ratio: float) -> None:
         """Draft with a draft model as well.
 
-        step_ratio, read_ratio: estimated times of its steps, and of reading a token of the text, in
-        steps of the model.
+        step_ratio, read_ratio: initial estimates of the time of its steps, and of prefilling a
+        token of the text, as multiples of a step of the model.
         """
         self.chains[Source.MODEL] = ModelChain(drafter, self.times, step_ratio, read_ratio)
 
@@ -116,8 +116,8 @@ class Speculation:
     def landed(self, flight: Flight, seconds: float | None) -> None:
         """Learn from a step that took `seconds`.
 
-        seconds is None if another step was queued behind this one: such steps overlap with work of
-        the host, so their times say nothing.
+        seconds: None if another step was queued behind this one. Such steps overlap with work of
+        the host, so their times are not comparable.
         """
         if self._nextn is not None:
             self._take_hidden(self._nextn, flight, is_followed=seconds is None)
@@ -156,7 +156,7 @@ class Speculation:
     def _can_pay(self, n_streams: int, n_rows: int) -> bool:
         """Return whether a drafted token would pay for its row if it were always accepted.
 
-        Where none does, it is True once in `PROBE_TOKENS` steps, so that rows are measured again.
+        If not, return True once in `PROBE_TOKENS` steps anyway, to measure the time of a row again.
         """
         gain = (n_streams + 1) / n_streams
         pays = gain >= LEAST_GAIN * self.times.ratio(n_rows + 1) / self.times.ratio(n_rows)

@@ -3,8 +3,8 @@
 The plan gives an estimate before the first step: a step reads the weights once, whatever its rows,
 reads more experts the more rows it has, and computes in proportion to its rows. The steps that run
 replace the estimate. On a busy machine other processes delay many of them, often by many times the
-usual time. Delays only add time, so the table holds the time that a third of the last steps took at
-most.
+usual time. Delays only add time, so the table holds a low quantile: the time that the fastest third
+of the last steps did not exceed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from functools import cache
 from zinc.backends.plans import Plan
 from zinc.engine.step_cost import StepShape
 
-# Bytes that a CPU core reads in the time of a FLOP, measured on two machines with 4-bit weights: a
-# row costs a quarter of reading the weights.
+# Bytes that a CPU core reads in the time of a FLOP, measured on two machines. With 4-bit weights,
+# the arithmetic of a row takes a quarter of the time of reading the weights.
 BYTES_PER_FLOP = 0.07
-# The same of a GPU with matrix units.
+# The same for a GPU with matrix units.
 BYTES_PER_FLOP_OF_DEVICES = 0.015
-# Context length at which the estimate is made. It changes little with it.
+# Context length of the estimate, which depends on it little.
 _DEPTH = 512
-# Times that are remembered. Of the load there are fewer: its changes must not reach the ratios.
+# Lengths of the history of a ratio and of the load. The load's history is shorter, so that a change
+# of the load is noticed before it distorts the ratios.
 _LONGEST_MEMORY = 25
 _MEMORY_OF_LOAD = 9
 _UNIT_WEIGHT = 0.2
@@ -32,7 +33,7 @@ _DELAYED = 1.5
 
 
 class TypicalTime:
-    """The time that a third of the last steps of one kind took at most, in any unit.
+    """The first tercile of the times of the last steps of one kind, in any unit.
 
     estimate: counts as the first time. memory: the number of times that are remembered.
     """

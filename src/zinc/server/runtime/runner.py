@@ -376,7 +376,7 @@ class _Jobs(Task):
 
     @property
     def wants_step(self) -> bool:
-        return bool(self._runner._active) or self._engine.is_behind
+        return bool(self._runner._active) or self._engine.has_pending_writes
 
     def collect(self, engine: Engine) -> bool:
         self._runner._collect()
