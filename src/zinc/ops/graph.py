@@ -178,7 +178,7 @@ class Graph:
     def match_rms(self, x: Value, like: Value, *, eps: float) -> Value:
         """Return each run of columns of x, as wide as `like`, scaled to the RMS of `like`.
 
-        eps: the least mean square that x is taken to have.
+        eps: lower bound of the mean square of x.
         """
         assert x.cols % like.cols == 0
         return self._make("match_rms", [x, like], x.cols, x.dim, eps=eps)
@@ -332,9 +332,9 @@ class Graph:
         return self._make("sample", [logits], 2, Dim.OUTPUTS)
 
     def gate(self, x: Value, g: Value, *, softplus: bool = False) -> Value:
-        """Return x * sigmoid(g), where each column of g scales a run of as many columns of x.
+        """Return x * sigmoid(g), where each column of g scales x.cols / g.cols columns of x.
 
-        With `softplus`, that function takes the place of sigmoid.
+        With `softplus`, return x * softplus(g).
         """
         assert x.cols % g.cols == 0
         return self._make("gate", [x, g], x.cols, x.dim, **({"softplus": 1} if softplus else {}))

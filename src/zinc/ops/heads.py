@@ -42,7 +42,7 @@ def _linear_cases() -> Iterator[Case]:
 
 
 @op(
-    rows("x"),  # in float32: a head is a row of its own and read once, so kernels quantise it
+    rows("x"),  # float32: each head is read once, so the kernel quantises it itself
     matrix("weight"),
     cost=_cost,
     cases=_linear_cases,
@@ -128,10 +128,10 @@ def _gate_division(node: Node) -> Division:
     division=_gate_division,
 )
 def gate(step: Step, attrs: Attrs, x: FloatArray, g: FloatArray) -> Sequence[FloatArray]:
-    """Return x * sigmoid(g), where each column of g scales a run of as many columns of x.
+    """Return x * sigmoid(g), where each column of g scales x.cols / g.cols columns of x.
 
-    A gate for each head has a column for each, that of a whole row has one. With the attribute
-    `softplus`, that function takes the place of sigmoid.
+    A gate per head has one column for each head; a gate of the whole row has one column. With the
+    attribute `softplus`, return x * softplus(g).
     """
     wide = g.astype(np.float64)
     gates = np.logaddexp(0.0, wide) if attrs.get("softplus") else sigmoid(wide)

@@ -1,7 +1,7 @@
-"""Products of normalised rows that a product makes: linear, rms_norm, and linear or linear_glu.
+"""Fused chains for steps of few tokens: linear, rms_norm, then linear or linear_glu.
 
-They replace these ops in steps of few tokens. The first product knows the rows that the norm reads,
-so no kernel has to read them between the products.
+A kernel of the first product can compute the sums of squares of its output rows, so no kernel has
+to read these rows between the two products.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zinc.quant.blocks import GGMLType
 
 
 def _first_operands(first: Node, norm: Node) -> tuple[Input, ...] | None:
-    """Return the operands of the fused node that are not the second product's, None if none fit."""
+    """Return the operands of the fused node from `first` and `norm`, None if they do not fit."""
     if len(first.outputs) > 1 or not is_plain_norm(norm):
         return None
     own = (first.input(name) for name in ("x", "weight", "bias", "residual"))

@@ -1,6 +1,6 @@
-"""Sums of runs of columns, with coefficients that each row has itself.
+"""Linear combinations of runs of columns, with coefficients for each row.
 
-With one run and one coefficient, it multiplies a row by a number of its own. Alternating updates
+With one run and one coefficient, it scales each row by a number. Alternating updates
 (Baykal et al. 2023, AltUp) predict and correct several hidden states of a token with such sums.
 """
 

@@ -1,7 +1,7 @@
 """Products of normalised rows, for decode: rms_norm and the linear or linear_glu that reads it.
 
-They replace the two ops in steps of one token. Each block of a kernel normalises the row itself, so
-the products need not wait for a kernel that does.
+They replace the two ops in steps of one token. Each block of the product's kernel normalises the
+row itself, so the product does not wait for a separate launch of the norm.
 """
 
 from __future__ import annotations

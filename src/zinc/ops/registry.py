@@ -128,14 +128,14 @@ class Op:
     elementwise: row-wise, and each element depends on the elements of the same index only.
     stores_formats: kernels on every device can store the output in an 8-bit row format.
     prepares_heads: normalises or rotates the heads of q, k or v, and is fused with the cache write.
-    optional: a backend may have no kernel, and models do not need it in short contexts, if at all.
+    optional: a backend may lack a kernel: no model needs the op, or only in long contexts.
     self_test: names of the cases that a device must pass before a model is put on it.
     alternative: the ops that it replaces, if it is only an alternative of other launches in a plan.
     rollback: called with a node of the op and a number of rows, returns the node whose recurrent
     state can be rolled back by them (zinc.ops.recurrent_state); None if the op has no such state.
     division: called with a node of the op, returns how it can be divided; None if it cannot.
-    sums: the operands over whose columns it sums, if its output is such a sum.
-    additive: of operands that are sums, the result is the sum of the results.
+    sums: the operands over whose columns it sums, if its output is a sum over columns.
+    additive: linear in its rows, op(a + b) = op(a) + op(b).
     discrete: a rounding error of the operands may change the result entirely.
     """
 

@@ -1,8 +1,8 @@
 """Fused ops of a mixture of experts, for decode.
 
 `norm_route` normalises a token, multiplies it with the router, chooses its experts and sorts its
-slots. `route_experts` is the choice and the sort alone. `linear_glu_gate` is the gated product of a
-shared expert, times the sigmoid of its gate. Each replaces several ops in steps of one token.
+slots. `route_experts` only chooses and sorts. `linear_glu_gate` is the gated product of a shared
+expert, times the sigmoid of its gate. Each replaces several ops in steps of one token.
 """
 
 from __future__ import annotations

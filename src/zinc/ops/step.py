@@ -50,8 +50,8 @@ class StepCondition:
     """A condition on a step: `tokens` tokens, first to last, and at least `min_keys` keys.
 
     Keys are the cached positions of the longest sequence after the step. is_decode: every sequence
-    has exactly one token, or the step has at most the tokens and the keys of a pair of `or_few`. A
-    launch with a condition runs in the steps that meet it.
+    has exactly one token, or the sizes of the step are within those of a pair (tokens, keys) in
+    `or_few`. A launch with a condition runs in the steps that meet it.
     """
 
     tokens: tuple[int, int] = (1, MOST_TOKENS)

@@ -60,11 +60,12 @@ class Box:
 class Weight:
     """A tensor of the model file: a matrix [planes, rows, cols] or a float32 vector [cols].
 
-    `rows_from` lists source rows if the file has them in another order, or if the weight is a part
-    of a tensor: then `shape` is that of the tensor, `source` its name, and `name` distinguishes the
-    parts of one tensor. A part of a vector has its own shape. With `transposed_rows` the weight is
-    computed at load (zinc.plan.weights): these rows of the source are divided into planes and each
-    plane is transposed. With `box` it is that part of the source, and `shape` is its own.
+    rows_from: the source row of each row, if the file has rows in another order or the weight is a
+    part of a tensor. Then `shape` is that of the tensor (of a part of a vector, that of the part),
+    `source` the name of the tensor, and `name` distinguishes the parts of one tensor.
+    transposed_rows: these rows of the source are divided into planes, and each plane is transposed
+    at load (zinc.plan.weights). box: the weight is this part of the source, and `shape` is that of
+    the part.
     """
 
     name: str

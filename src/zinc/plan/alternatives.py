@@ -92,10 +92,10 @@ def _chain(
     made: Mapping[int, int],
     used: Mapping[int, int],
 ) -> tuple[int, ...] | None:
-    """Return the indices of the nodes of the chain that ends with node `last`, None if none does.
+    """Return the indices of the chain of `alternative` that ends with `last`, None if none does.
 
-    A node beside the chain follows them. Only these nodes may read the values that the chain passes
-    on, unless the fused node makes them.
+    The index of the node `Alternative.beside` comes after those of the chain. A value that one node
+    of the chain passes to the next must have no other readers, unless the fused node makes it too.
     """
     indices = [last]
     beside: list[int] = []
@@ -124,7 +124,10 @@ def _copies(node: Node, op: str, value: Value) -> bool:
 
 
 def _is_made_in_time(nodes: Sequence[Node], indices: Sequence[int]) -> bool:
-    """Return whether no node before the last of `indices` reads what these nodes make."""
+    """Return whether no other node before the last of `indices` reads the outputs of these nodes.
+
+    The fused node makes all of these outputs, after the last of `indices`.
+    """
     outputs = {value.id for i in indices for value in nodes[i].outputs}
     between = (i for i in range(min(indices), max(indices)) if i not in indices)
     return not any(

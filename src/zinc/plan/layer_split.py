@@ -1,8 +1,9 @@
-"""Division of a model's layers over several devices that run one after the other.
+"""Pipeline parallelism: division of a model's layers over several devices.
 
-Each device takes a range of consecutive layers, so only the residual stream crosses between two of
-them. The first device also has the embedding, the last one the output. The ranges minimise the time
-of the slowest device for a token, within the memory of each device.
+Each device runs a range of consecutive layers, one device after the other, so only the residual
+stream is sent from one device to the next. The first device also has the embedding, the last one
+the output. The ranges minimise the time of the slowest device for a token, within the memory of
+each device.
 """
 
 from __future__ import annotations

@@ -46,28 +46,11 @@ def assign(
 ) -> Arena:
     """Return the arena of all values of `nodes`.
 
-    `rows` bounds the rows of each dim. A view keeps its base alive. `held` has values, by id, that
-    are kept until the node of an index has run.
+    rows: the most rows of each dim. views: by value id; a view keeps its base alive. held: the
+    values, by id, that must be kept until the node with the given index has run.
     """
-    views, held = views or {}, held or {}
-    last_read: dict[int, int] = {}
-    users: dict[int, int] = {}  # mask of the nodes that write or read a value: bit i is node i
-
-    def use(value: Value, at: int) -> None:
-        last_read[value.id] = at
-        users[value.id] = users.get(value.id, 0) | 1 << at
-
-    for i, node in enumerate(nodes):
-        for value in (*node.inputs, *node.outputs):
-            if isinstance(value, Value):
-                use(value, i)
-                if value.id in views:
-                    use(views[value.id].base, i)
-    for id, at in held.items():
-        held_id = views[id].base.id if id in views else id
-        last_read[held_id] = max(last_read[held_id], at)
-    if output is not None:
-        use(output, len(nodes))
+    views = views or {}
+    last_read, users = _uses(nodes, output, views, held or {})
     before = _before(nodes, views)
 
     offsets: dict[int, int] = {}
@@ -102,13 +85,44 @@ def assign(
     return Arena(offsets, top)
 
 
+def _uses(
+    nodes: Sequence[Node],
+    output: Value | None,
+    views: Mapping[int, View],
+    held: Mapping[int, int],
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return for each value, by id, its last node and a mask of all nodes that write or read it.
+
+    Bit i of a mask is node i. The last node of the output is len(nodes).
+    """
+    last: dict[int, int] = {}
+    users: dict[int, int] = {}
+
+    def use(value: Value, at: int) -> None:
+        last[value.id] = at
+        users[value.id] = users.get(value.id, 0) | 1 << at
+
+    for i, node in enumerate(nodes):
+        for value in (*node.inputs, *node.outputs):
+            if isinstance(value, Value):
+                use(value, i)
+                if value.id in views:
+                    use(views[value.id].base, i)
+    for id, at in held.items():
+        held_id = views[id].base.id if id in views else id
+        last[held_id] = max(last[held_id], at)
+    if output is not None:
+        use(output, len(nodes))
+    return last, users
+
+
 def _before(nodes: Sequence[Node], views: Mapping[int, View]) -> list[int]:
     """Return, for each node, a mask of all nodes that it depends on: bit i is node i."""
     result: list[int] = []
     made: dict[int, int] = {}
     touched: dict[str, int] = {}  # the last node that uses each state
     for i, node in enumerate(nodes):
-        # A device runs everything before it adds up sums with others.
+        # An all-reduce waits for all earlier nodes of its device.
         mask = (1 << i) - 1 if node.op == ALL_REDUCE else 0
         for x in node.inputs:
             if isinstance(x, Value):

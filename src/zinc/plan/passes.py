@@ -151,8 +151,8 @@ class _Heads:
 def fuse_rope_store(nodes: Sequence[Node], output: Value | None, ids: Iterator[int]) -> list[Node]:
     """Fuse per-head norm, RoPE and the cache write of each op that reads a cache into one node.
 
-    A RoPE that a norm follows becomes such a node by itself, and so do those of queries and
-    keys with different tables. New values take their ids from `ids`.
+    A RoPE that cannot be fused becomes such a node by itself: one before a norm, or those of
+    queries and keys with different tables. New values take their ids from `ids`.
     """
     made, used = producers(nodes), uses(nodes, output)
 
@@ -167,9 +167,9 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None, ids: Iterator[i
         turned, rope = unwrap(value, "rope")
         rows, norm = unwrap(turned, "rms_norm")
         if norm is not None and int(norm.attrs["group"]) != head_dim:
-            rows, norm = turned, None  # it normalises all heads of a row together
+            rows, norm = turned, None  # a norm of the whole row, not of each head
         if norm is not None and norm.input("weight") is None:
-            rows, norm = turned, None  # rope_store takes a norm without weight as none
+            rows, norm = turned, None  # without a weight, rope_store does not normalise
         return _Heads(rows, norm, rope)
 
     def values(value: Input) -> _Heads | None:
@@ -181,7 +181,7 @@ def fuse_rope_store(nodes: Sequence[Node], output: Value | None, ids: Iterator[i
             rows, norm = value, None
         return _Heads(rows, norm, None)
 
-    stores: dict[KVState, Node] = {}  # the last one, until a node has read it
+    stores: dict[KVState, Node] = {}  # the last kv_store of each state that no node has read yet
     dropped: set[int] = set()
     prepared: dict[int, list[Node]] = {}  # each reader and the rope_store before it, by id
     for node in nodes:
@@ -332,7 +332,7 @@ def _reader_label(value: Value, nodes: Sequence[Node]) -> str:
 
 
 def _takes_any(node: Node, value: Value) -> bool:
-    """Return whether `node` reads `value` in the format in which it is stored anyway."""
+    """Return whether `node` can read `value` in any row format."""
     operand = None if node.op in TRANSFERS else OPS[node.op].signature.any_format
     return operand is not None and value == node.input(operand.name)
 
@@ -360,7 +360,7 @@ def _wants(
 
 
 def _makes(node: Node, format: RowFormat, stores: Stores, copied: Mapping[int, RowFormat]) -> bool:
-    """Return whether `node` can store its output in `format`."""
+    """Return whether `node` can make its output in `format`. A selection keeps its input's."""
     if node.op == "select_rows":
         return format is copied.get(node.rows("x").id, RowFormat.F32)
     return _can_store(node, format, stores)

@@ -5,7 +5,7 @@ The plan that `zinc plan` prints is the object that a backend runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from types import MappingProxyType
@@ -122,9 +122,9 @@ def _divided(graph: Graph, devices: SplitDevices) -> tuple[list[list[Node]], Val
 
 
 def _with_host(division: Callable[[Node], int], nodes: Sequence[Node]) -> Callable[[Node], int]:
-    """Return `division` for nodes of which some exchange rows with the host.
+    """Return `division`, extended to the nodes that exchange rows with the host.
 
-    These are on the device that makes the rows, or on the first one that reads them.
+    A send is on the device that makes its rows, a receive on the first device that reads its rows.
     """
 
     def device_of(node: Node) -> int:
@@ -140,7 +140,7 @@ def _with_host(division: Callable[[Node], int], nodes: Sequence[Node]) -> Callab
 def _with_host_rows(nodes: Sequence[Node], given: Value | None, hidden: Value | None) -> list[Node]:
     """Return `nodes` with a receive and a send of the rows that the host exchanges.
 
-    They keep the rows in the arena from the start of a step, and to its end.
+    So the arena holds given rows from the start of a step, and hidden rows until its end.
     """
     attrs = MappingProxyType({"stop": split.HOST})
     receive = [] if given is None else [Node(split.RECEIVE, (), (given,), attrs)]
@@ -163,27 +163,7 @@ def _part(
     adapters: Adapters,
 ) -> split.Part:
     """Return the plan of the nodes of one device. New values get ids from `next_id` on."""
-
-    def row_format(weight: Weight) -> RowFormat:
-        return backend.row_format(weight.type)
-
-    nodes: list[Node] = list(given)
-    ids = count(next_id)
-    if fuse:
-        nodes = passes.fuse_residual(nodes, output)
-        nodes = passes.fuse_glu(nodes, output, row_format, targets(adapters))
-        nodes = passes.fuse_siblings(nodes, output, row_format)
-        nodes = passes.fuse_rope_store(nodes, output, ids)
-    if adapters:
-        if not backend.supports("lora"):
-            raise UnsupportedError(
-                f"the backend {backend.name} cannot apply LoRA adapters",
-                "it has no kernel for them",
-                "leave {lora} out, or choose another backend with {backend}",
-            )
-        nodes = add_adapters(nodes, adapters, ids)
-    nodes = passes.choose_row_formats(nodes, output, row_format, backend.stores, ids)
-    passes.check(nodes, output)
+    nodes = _rewritten(given, output, backend, fuse, count(next_id), adapters)
     nodes, views = passes.resolve_views(nodes)
     held: dict[int, int] = {}
     if fuse and backend.capabilities.holds_fused_inputs:
@@ -200,21 +180,14 @@ def _part(
         return Ref(base.id, value.dim, value.cols, value.format, offset, stride, first, value.runs)
 
     launches: list[Launch] = []
-    sends: dict[int, split.Exchange] = {}
-    receives: dict[int, split.Exchange] = {}
-    reduces: dict[int, split.Exchange] = {}
+    exchanges: dict[str, dict[int, split.Exchange]] = {op: {} for op in split.TRANSFERS}
     for node in nodes:
-        if node.op == split.SEND:
-            refs = tuple(ref(v) for v in node.inputs if isinstance(v, Value))
-            sends[int(node.attrs["stop"])] = split.Exchange(len(launches), refs)
-        elif node.op == split.RECEIVE:
-            refs = tuple(ref(v) for v in node.outputs)
-            receives[int(node.attrs["stop"])] = split.Exchange(len(launches), refs)
-        elif node.op == split.ALL_REDUCE:
+        if node.op in split.TRANSFERS:
             refs = tuple(ref(v) for v in (*node.inputs, *node.outputs) if isinstance(v, Value))
-            reduces[int(node.attrs["stop"])] = split.Exchange(len(launches), refs)
+            exchanges[node.op][int(node.attrs["stop"])] = split.Exchange(len(launches), refs)
         else:
             launches.append(_lower(node, ref, backend))
+    sends, receives = exchanges[split.SEND], exchanges[split.RECEIVE]
     plan = Plan(
         tuple(launches),
         NO_OUTPUT if output is None else ref(output),
@@ -224,7 +197,42 @@ def _part(
         given=_host_rows(receives),
         hidden=_host_rows(sends),
     )
-    return split.Part(plan, sends, receives, reduces)
+    return split.Part(plan, sends, receives, exchanges[split.ALL_REDUCE])
+
+
+def _rewritten(
+    given: Sequence[Node],
+    output: Value | None,
+    backend: Kernels,
+    fuse: bool,
+    ids: Iterator[int],
+    adapters: Adapters,
+) -> list[Node]:
+    """Return nodes after fusions, with adapters and in the row formats of the backend's kernels.
+
+    Raises UnsupportedError if the backend lacks a kernel for adapters or for a block format.
+    """
+
+    def row_format(weight: Weight) -> RowFormat:
+        return backend.row_format(weight.type)
+
+    nodes = list(given)
+    if fuse:
+        nodes = passes.fuse_residual(nodes, output)
+        nodes = passes.fuse_glu(nodes, output, row_format, targets(adapters))
+        nodes = passes.fuse_siblings(nodes, output, row_format)
+        nodes = passes.fuse_rope_store(nodes, output, ids)
+    if adapters:
+        if not backend.supports("lora"):
+            raise UnsupportedError(
+                f"the backend {backend.name} cannot apply LoRA adapters",
+                "it has no kernel for them",
+                "leave {lora} out, or choose another backend with {backend}",
+            )
+        nodes = add_adapters(nodes, adapters, ids)
+    nodes = passes.choose_row_formats(nodes, output, row_format, backend.stores, ids)
+    passes.check(nodes, output)
+    return nodes
 
 
 def _with_sampling(plan: Plan, logits: Value, id: int) -> Plan:
@@ -241,8 +249,8 @@ def _with_sampling(plan: Plan, logits: Value, id: int) -> Plan:
 def _with_room_for_tokens(plan: Plan, id: int) -> Plan:
     """Return `plan` with room for sampled tokens.
 
-    They lie after everything else in the arena, because the next step reads them when it has begun
-    to overwrite the rest.
+    They lie after everything else in the arena: the next step still reads them while it overwrites
+    the rest.
     """
     offset, stride = -(-plan.arena_bytes // memory.ALIGNMENT) * memory.ALIGNMENT, 4 * SAMPLED_COLS
     sampled = Ref(id, Dim.OUTPUTS, SAMPLED_COLS, RowFormat.F32, offset, stride)

@@ -4,7 +4,7 @@ Nodes keep their order. Before a run of nodes that needs values of other devices
 all values that it will ever need and that exist by then, so each value is sent to a device once. In
 the node list of a device a `receive` node makes these values, and in the list of the sender a
 `send` node reads them. So fusion, row formats and memory handle them like other nodes, but they
-have no launch. The partial sums of a divided tensor meet in `all_reduce` nodes in the same way.
+have no launch. In the same way, `all_reduce` nodes add up the partial sums of a divided product.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Division of a model's tensors over several devices that run at the same time.
+"""Tensor parallelism: division of a model's matrices over devices that run at the same time.
 
 A sum over columns, such as the output projection of attention or the down projection of a
 feed-forward layer, is divided together with the nodes that make these columns: each device has some
@@ -8,7 +8,7 @@ by an `all_reduce`, after which every device has the result.
     x ──┬── gate, up (rows of device 0) ── glu ── down (columns of device 0) ──┬── all_reduce ── y
         └── gate, up (rows of device 1) ── glu ── down (columns of device 1) ──┘
 
-What cannot be divided runs on every device, so that its results need not be sent. Table look-ups
+Nodes that cannot be divided run on every device, so their results need not be sent. Table look-ups
 run on the first device, which also receives the hidden rows of a NextN block from the host. The
 rows of the output projection are divided too, and the first device joins the logits.
 """

@@ -92,9 +92,10 @@ def matrix_part(weight: Weight, planes: range, rows: range, cols: Sequence[range
 
 
 def factor_data(a: FloatArray, b: FloatArray) -> tuple[TensorData, TensorData] | None:
-    """Return the factors of an adapter as float16; None if they have numbers beyond it or NaN.
+    """Return the factors of an adapter as float16; None for NaN or numbers beyond float16.
 
-    A power of two, which does not change their product, moves both to the same part of the range.
+    `a` is multiplied and `b` divided by a power of two, so that their largest numbers are about
+    equal. That does not change their product.
     """
     tops = [float(np.abs(each).max()) for each in (a, b)]
     if all(tops) and np.isfinite(tops).all():
