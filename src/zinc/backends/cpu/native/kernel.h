@@ -145,7 +145,7 @@ struct Batch {
     int32_t n_adapters = 0;
 };
 
-// What the rows of a launch stand for, which gives their number in a step.
+// The kind of the rows of a launch, which determines their number in a step.
 enum class Dim : uint8_t { constant, tokens, outputs, sequences };
 
 // Named numbers of a launch (eps, n_heads, ...). Kernel::prepare reads them once.

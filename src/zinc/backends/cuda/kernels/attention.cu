@@ -1,7 +1,6 @@
 // Attention of few queries (decode) with vector arithmetic. LANES lanes share a key: each lane has
 // eight of its dimensions in every chunk, and loads AT_ONCE keys and values ahead. A thread scores
-// EACH heads.
-// Groups of lanes have different keys, and are merged at the end.
+// EACH heads. Groups of lanes have different keys, and are merged at the end.
 
 #define THREADS (WAVES * SUBGROUP)
 #define CHUNKS ((HEAD_DIM / 8 + LANES - 1) / LANES)
@@ -45,8 +44,8 @@ DEVICE Places placesAt(ARGS, KeySplit split, uint at)
     return places;
 }
 
-/// Loads chunks of the keys at `places`. Past the last key a block has zeros or old numbers, but no
-/// NaN.
+/// Loads chunks of the keys at `places`. Past the last key, a block holds zeros or stale numbers,
+/// never NaN.
 DEVICE void loadKeys(ARGS, KeySplit split, const Places& places, uint j, Chunk (&k)[AT_ONCE][CHUNKS])
 {
     Chunks chunks[PLACES];

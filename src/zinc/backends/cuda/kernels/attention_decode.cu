@@ -2,8 +2,8 @@
 // of the keys (grid.x) of one token or a tile of tokens (grid.z) for EACH heads that share a KV head
 // (part of grid.y). These are 8 queries, or 16 of heads up to 128 wide. A warp multiplies KEYS keys
 // at once, 8 or 16.
-// Keys and values go from memory straight to the registers of tensor core operands (mma.cuh): a
-// product adds up over dimensions in any order, if both operands have the same one.
+// Keys and values are loaded from memory straight into operands of tensor cores (mma.cuh). That is
+// possible because a product sums over dimensions, whose order may be any that both operands share.
 //   WAVES    warps of a block, each of which takes every WAVES-th group of keys
 //   CLUSTER  if defined, the splits of a head, whose blocks form a cluster and merge their sums
 //            through shared memory
@@ -32,8 +32,8 @@ SHARED float2 totals[WAVES][ROWS]; // maximum and sum of the softmax
 #include "merge_splits.cuh"
 #endif
 
-/// The keys from position `at` on, which lie in one block. Past the last key a block has zeros or
-/// old numbers, but no NaN.
+/// The keys from position `at` on, which lie in one block. Past the last key, a block holds zeros
+/// or stale numbers, never NaN.
 struct Keys
 {
     Chunk chunks[KEYS / 8][KEY_CHUNKS];
@@ -99,8 +99,8 @@ DEVICE uint pairOf(uint a, uint b, uint half)
 SHARED uint2 query_words[2 * KEY_CHUNKS][SUBGROUP];
 #endif
 
-/// The queries: a lane has dimensions 32 c + 8 q to 32 c + 8 q + 7 of query g of each group. Those
-/// of wide heads do not fit into registers.
+/// The queries: a lane has dimensions 32 c + 8 q to 32 c + 8 q + 7 of query g of each group.
+/// Queries of wide heads do not fit into registers and stay in shared memory.
 struct Queries
 {
 #if IS_WIDE
@@ -136,8 +136,8 @@ struct Queries
     }
 };
 
-/// What a warp has of the queries. A lane has the softmax of query g of each group, over its keys,
-/// and sums of queries 2 q and 2 q + 1.
+/// A warp's queries with their running softmax and sums. A lane has the softmax of query g of each
+/// group over the lane's keys, and sums of queries 2 q and 2 q + 1.
 struct WarpQueries
 {
     Queries queries;
@@ -264,7 +264,7 @@ struct WarpQueries
     }
 
 private:
-    /// The number that the lanes of query r of a group have.
+    /// Returns `x` of the lanes that have query r of a group.
     MEMBER static float ofQuery(float x, uint r) { return __shfl_sync(0xffffffffu, x, int(4 * r)); }
 };
 

@@ -202,7 +202,7 @@ struct Tiles : KeyRange
 #endif
 };
 
-/// What a warp has of the rows of a block: for scores 16 of them, for sums some columns of all.
+/// A warp's share of a block: 16 rows of the scores, and some columns of the sums of all rows.
 struct WarpRows
 {
     uint queries[OWN_STEPS][4];
@@ -224,7 +224,7 @@ struct WarpRows
                 UNROLL for (uint i = 0; i < 4; i++) sums[m][n][i] = 0;
     }
 
-    /// Multiplies the warp's dimensions of its queries with the positions of a tile that are its own.
+    /// Scores the warp's positions of a tile against its queries, over the warp's dimensions.
     MEMBER void score(const uint4* tile, uint lane)
     {
         float scores[OWN_KEYS / 8][4];
@@ -343,7 +343,7 @@ struct WarpRows
     }
 };
 
-SHARED QueryTile saved; // for the end, so that it takes no registers before
+SHARED QueryTile saved; // read at the end, so that it takes no registers in the loop
 
 KERNEL(attention_wide, Arguments)
 {

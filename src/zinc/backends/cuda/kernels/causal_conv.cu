@@ -1,6 +1,6 @@
-// A causal convolution along each sequence (group.y), for each column by itself. COLS
-// columns (group.x) go through the rows ROWS at a time, so that y may overwrite x. The state holds
-// the last TAPS - 1 rows of x, oldest first.
+// A causal convolution along each sequence (group.y), for each column by itself. COLS columns
+// (group.x) go through the rows ROWS at a time, so that y may overwrite x. The state holds the last
+// TAPS - 1 rows of x, oldest first.
 //   BIAS      each column has a bias
 //   WITH_SILU y is SiLU of the sum
 //   ROLLBACK  if not 0, the state is a ring of TAPS - 1 + ROLLBACK rows by their position, so that

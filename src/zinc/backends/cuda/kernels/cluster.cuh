@@ -52,7 +52,7 @@ DEVICE void send(float4& to, float4 v, uint rank)
                  : "memory");
 }
 
-/// Waits until all bytes have arrived that the mailbox was opened for.
+/// Waits until the mailbox has received all bytes that it was opened for.
 DEVICE void awaitMail()
 {
     asm volatile("{\n"

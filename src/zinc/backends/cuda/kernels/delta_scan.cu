@@ -1,8 +1,8 @@
-// The second kernel of the chunkwise delta rule (delta_chunk.cuh): a sequence (grid.z) of a value head
-// (grid.x), chunk by chunk. A warp has 16 columns of the state in registers as the sums of S^T, in
-// which it multiplies them: all products are transposed, and no warp needs what another one makes.
-// With two STAGES, the matrices of the next chunk are copied to shared memory while one chunk is
-// multiplied.
+// The second kernel of the chunkwise delta rule (delta_chunk.cuh): a sequence (grid.z) of a value
+// head (grid.x), chunk by chunk. Each warp keeps 16 columns of the state S in registers: 16 rows of
+// S^T in the layout of tensor core sums, which it converts to operands. All products are
+// transposed, so a warp needs no results of other warps. With two STAGES, the matrices of the next
+// chunk are copied to shared memory while one chunk is multiplied.
 
 #define THREADS (WARPS * SUBGROUP)
 #include "delta_chunk.cuh"
@@ -32,13 +32,13 @@ struct Chunks
     }
 };
 
-/// 16 columns of the state and what they become. Numbers of a lane: columns `col` and `col` + 8, in
-/// tiles of eight of which it has two neighbours.
+/// 16 columns of the state, and the results for a chunk. A lane has columns `col` and `col` + 8,
+/// and two neighbouring rows of every eight.
 struct StateColumns
 {
     float state[K_DIM / 8][4];
     float known[CHUNK / 8][4], out[CHUNK / 8][4], values[CHUNK / 8][4]; // scans have no `known`
-    uint col, pair; // pair: first of the two neighbours
+    uint col, pair; // pair: first of the two neighbouring rows
 
     /// Loads V of a chunk. Rows past the last one repeat it.
     MEMBER void loadValues(ARGS, uint head, uint start, uint rows)

@@ -34,8 +34,8 @@ struct Span
     int begin, end, start;
 #if ROLLBACK
     float* slot;
-    uint chunk; // that of the row `start`, which is its first
-    uint last;  // that of the row `end`
+    uint chunk; // chunk that begins at the row `start`
+    uint last;  // chunk of the row `end`
 
     MEMBER uint chunkOf(int row) const { return chunk + uint(row - start) / CHUNK; }
     MEMBER float* halfOf(uint of) const { return slot + of % 2 * (args.slot_floats / 2); }

@@ -1,16 +1,16 @@
 // Exchange of rows between cards: the sum of the rows of all senders, on all receivers.
 //
-// Each sender writes its rows into the mailbox of every receiver. All participants set flags on each
-// other and wait for those of the others, so an exchange is a barrier between them too. Block i of a
-// card waits for the blocks i of the others only. Sums are made in the order of the cards, so all
-// receivers have the same bits.
+// Each sender writes its rows into the mailbox of every receiver. Each participant sets a flag on
+// all others and waits for their flags, so an exchange is also a barrier between them. Block i of a
+// card waits only for block i of the other cards. Rows are added in the order of the cards, so all
+// receivers compute the same bits.
 //
 //     rows in a mailbox   [senders][mail_bytes] from mail_at on
-//     flags of a card     [cards][EXCHANGE_BLOCKS], rounds alike
+//     flags of a card     [cards][EXCHANGE_BLOCKS]; rounds have the same layout
 //
-// Between two exchanges that use the same bytes of a mailbox, the same participants have another one:
-// a card that writes there has seen the flags of that one, which the others set after they had read
-// the bytes (zinc.gpu.peers).
+// Exchanges of the same participants alternate between two parts of a mailbox (zinc.gpu.peers). So
+// before a card overwrites a part, it has waited for the flags of the exchange in between, which
+// the other cards set after they had read that part.
 
 #include "arguments.h"
 

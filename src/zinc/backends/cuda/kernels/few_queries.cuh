@@ -1,7 +1,6 @@
 // The part of attention that the kernels for few queries share. A workgroup takes one split of the
 // keys (group.x) of one token (group.z), for EACH heads that share a KV head (part of group.y).
-// Each split leaves partial sums for attention_merge; a token with one split is finished
-// here.
+// Each split leaves partial sums for attention_merge; a token with one split is finished here.
 //   ALIBI     scores fall with the distance of query and key, by a slope of each head
 //   CHUNKED   a token sees the keys from the last multiple of the window on
 //   PREPARES  heads of q, k and v come as the projections made them. Each workgroup normalises and
@@ -59,7 +58,7 @@ using Arguments = AttentionArguments;
 #if PREPARES
 #define OWN_VALUE (V_FROM_K ? SKIP_V : HEAD_DIM / 8)
 #define OWN_CHUNKS ((HEAD_DIM + HEAD_DIM_V) / 8)
-#define MOST_HEADS (ROWS + 2 * MOST_OWN) // that a workgroup prepares
+#define MOST_HEADS (ROWS + 2 * MOST_OWN) // heads prepared by a workgroup
 #define HEADS_AT_ONCE ((MOST_HEADS + WAVES - 1) / WAVES) // of a subgroup
 #define HEADS_FLOAT4S (MOST_HEADS * HEAD_FLOAT4S)
 #include "heads.cuh"
@@ -74,7 +73,7 @@ struct KeySplit
     uint sequence;
     uint own_token; // the first token of the sequence in the step
     uint first_head, n_heads;
-    uint kv_head, part; // which EACH of the heads of the KV head
+    uint kv_head, part; // part: number of the group of EACH heads among those of the KV head
     uint position, first; // of the first token, and of the first key that it sees
     uint begin, end; // positions of the split's keys, with SELECTED their indices in the selection
 #if SELECTED

@@ -1,5 +1,5 @@
-// Flags in global memory by which a block hands its results to a later one. A flag is 0 before a kernel
-// and after it.
+// Flags in global memory, with which a block signals that a later block may read its results. A
+// flag is 0 before and after a kernel.
 
 #pragma once
 

@@ -2,9 +2,9 @@
 //
 // A segment is up to BATCH slots of one expert, with all of its weight rows. The blocks share the
 // segments of the step evenly, so that each reads the rows of few experts one after another. A tile
-// has 16 weight rows, of both matrices of a gated product. TEAMS teams of TEAM warps multiply a tile
-// each; the warps of a team split the columns, by groups of 256. A warp converts a group of x once
-// for a segment, and the sums of a tile meet in shared memory.
+// has 16 weight rows, of both matrices of a gated product. Each of TEAMS teams multiplies a tile;
+// its TEAM warps split the columns (split-K), by groups of 256. A warp converts a group of x once
+// for a segment, and the sums of a team's warps are added up in shared memory.
 //   X_TILES   tiles of 8 slots
 //   TEAM      warps that split the columns of a tile
 //   CHUNK     neighbouring tiles of a team that belong to one block
@@ -40,7 +40,7 @@ DEVICE float* sumsOf(uint tile, uint matrix, uint member)
     return (float*)sharedSums + tile * TILE_SUMS + (matrix * TEAM + member) * WARP_SUMS;
 }
 
-/// Tiles whose sums meet at once: up to ROUND of each team, of one segment.
+/// Tiles whose sums are added up together: up to ROUND of each team, of one segment.
 struct Round
 {
     Chunk chunk; // the first
@@ -79,7 +79,8 @@ struct Warp
     }
 };
 
-/// What a warp multiplies in a round: in each turn, a group of columns of all tiles of its team.
+/// The steps of a warp in a round. In each turn it multiplies a group of columns of all tiles of
+/// its team.
 struct Steps
 {
     uint turn = 0, i = 0, row; // row: of the lane in tile i, of all experts
@@ -199,7 +200,7 @@ KERNEL(gemm_slots, Arguments)
     StoredGroup stored;
     UNROLL for (uint i = 0; i < 2; i++) load(args, stored, matrices[0], round, steps, warp, i);
     GroupRows x;
-    uint segment = 0xffffffffu; // that x belongs to
+    uint segment = 0xffffffffu; // segment of the converted x
     _Pragma("unroll 1") while (true)
     {
         const bool is_new = steps.i == 0 && (TURNS > 1 || segment != round.chunk.at);

@@ -44,7 +44,7 @@ using Arguments = GemvArguments;
 
 DYNAMIC_SHARED(shared, STAGES_BYTES + MATRICES * COL_GROUPS * BATCH * ROW_SUMS * 4);
 SHARED float inverses[BATCH];
-// Phases: the columns are copied, all groups have read them.
+// A phase of `full` ends when a stage has been copied, one of `empty` when all groups have read it.
 SHARED Barrier full[COL_GROUPS][STAGES], empty[COL_GROUPS][STAGES];
 
 /// The units of a block, which it takes from `last` down to `first`.
@@ -117,8 +117,8 @@ DEVICE uint8_t* stageAt(uint read, uint col_group)
     return shared + (col_group * STAGES + read % STAGES) * STAGE_BYTES;
 }
 
-/// Copies columns number `read` of a column group to their stage, once all groups have read those
-/// that are there.
+/// Copies columns number `read` of a column group to their stage, after all groups have read its
+/// previous contents.
 DEVICE void copyColumns(const StreamArguments& args, const Share& share, uint read, uint col_group)
 {
     if (read >= share.count()) return;
@@ -131,7 +131,7 @@ DEVICE void copyColumns(const StreamArguments& args, const Share& share, uint re
     copyBulk(stageAt(read, col_group), from, bytes, &full[col_group][stage]);
 }
 
-/// The sums of a lane: D of each 8 rows of x, and what a product of a weight row is multiplied by.
+/// The sums of a lane: D of each 8 rows of x, and the factor that scales the sums of a weight row.
 struct Sums
 {
     float d[X_TILES][4];
@@ -144,7 +144,7 @@ struct Sums
         UNROLL for (uint h = 0; h < 2; h++) factors[h] = 1.0f;
     }
 
-    /// Makes products of `weights` addable to the sums.
+    /// Rescales the sums to the factors of `weights`, so that their products can be added.
     MEMBER void rescale(const GroupWeights& weights)
     {
         UNROLL for (uint h = 0; h < 2; h++)
@@ -185,7 +185,7 @@ DEVICE float4 blockTotal(uint matrix, uint i, uint r)
     return sum;
 }
 
-/// Returns the address of four sums of a block for the tile that it shares with blocks after it.
+/// Returns the address of four sums of a block for a tile that it shares with later blocks.
 DEVICE float4* partialAt(const StreamArguments& args, uint block, uint matrix, uint i, uint r)
 {
     return (float4*)(args.partial + (block * MATRICES + matrix) * TILE_SUMS + i * TILE + r);
@@ -215,7 +215,7 @@ DEVICE void storeFour(ARGS, const GemvPart& part, uint i, uint r, float4 sum, fl
 #endif
 }
 
-/// Stores the sums of a tile, of which blocks after this one have the rest.
+/// Stores the block's sums of a tile whose last units belong to a later block.
 DEVICE void storePartial(const StreamArguments& args, uint n_x, uint thread)
 {
     for (uint t = thread; t < n_x * (TILE / 4); t += THREADS)
@@ -228,7 +228,8 @@ DEVICE void storePartial(const StreamArguments& args, uint n_x, uint thread)
     if (thread == 0) raiseFlag(args.flags + blockIdx.x);
 }
 
-/// Stores the results of a tile, whose earlier units the blocks from `from` on have.
+/// Stores the results of a tile. Blocks from `from` on have multiplied its earlier units; their
+/// sums are added first.
 DEVICE void storeTile(const StreamArguments& args, uint tile, uint from, uint n_x, uint thread)
 {
     const Arguments& product = args.product;
@@ -333,7 +334,7 @@ EARLY_KERNEL(gemm_stream, StreamArguments)
         }
         waitForProducts<0>();
         if (thread % GROUP_THREADS == 0) arrive(&empty[place.col_group][stage]);
-        // The stage before, which other groups have most likely read too.
+        // Refill the previous stage, which the other groups have most likely read by now.
         if (copies && read > 0) copyColumns(args, share, read - 1 + STAGES, place.col_group);
         if (unit % TILE_UNITS != 0 && unit != share.first) continue;
         const uint tile = unit / TILE_UNITS, from = Share::blockOf(product, tile * TILE_UNITS);

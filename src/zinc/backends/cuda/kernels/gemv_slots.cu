@@ -1,9 +1,9 @@
 // GEMV of few slots of each expert (moe_glu, and the products of moe_down).
 //
 // A segment is up to SEGMENT slots of one expert, with all of its weight rows. The blocks share the
-// segments of the step evenly. In a pass LANES lanes of a warp multiply ROWS rows of each matrix, and a
-// lane loads its units of the next pass as soon as those of this pass have been multiplied. Rows of x lie
-// in shared memory, and the results of a chunk meet there.
+// segments of the step evenly. In a pass, LANES lanes of a warp multiply ROWS rows of each matrix.
+// A lane loads its units of the next pass as soon as those of this pass have been multiplied. Rows
+// of x lie in shared memory, where the results of a chunk are collected before they are stored.
 //   ROWS     weight rows of a lane in a pass
 //   CHUNK    weight rows of a chunk, all passes of which one block multiplies
 //   EXPERTS  experts of the layer
@@ -19,7 +19,7 @@
 
 #define MATRICES (PRODUCT == GLU ? 2 : 1)
 #define UNITS ((COLS + UNIT - 1) / UNIT)
-#define LANES (UNITS > 16 ? 32 : UNITS > 8 ? 16 : 8) // that share a row
+#define LANES (UNITS > 16 ? 32 : UNITS > 8 ? 16 : 8) // lanes that share a row
 #define DEEP ((UNITS + LANES - 1) / LANES)           // units of a row for one lane
 #define SPANS (SUBGROUP / LANES)
 #define PASS_ROWS (WARPS * SPANS * ROWS)
@@ -93,8 +93,9 @@ DEVICE Activations activationsOf(uint j, uint deep, uint lane)
     return x;
 }
 
-/// A unit of x. With CENTRED_BITS weights stay unsigned: `first` and `second` are the sums of the halves
-/// of x times what they are too large by, negated.
+/// A unit of x. With CENTRED_BITS, weights stay unsigned, so they are too large by a constant.
+/// `first` and `second` are corrections for the halves of a unit: minus that constant times the sum
+/// of x.
 struct UnitOfX
 {
     Activations x;

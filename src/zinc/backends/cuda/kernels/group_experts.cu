@@ -1,6 +1,7 @@
 // group_experts: a stable counting sort of slots (token * top_k + rank) by expert, in one block. Each
-// warp has a range of slots, 32 at a time: lanes with the same expert find each other, and their order
-// is that of the lanes. There are no atomics, so the order is always the same.
+// warp sorts a range of slots, 32 at a time. Lanes with the same expert are found with
+// __match_any_sync and keep the order of their numbers. There are no atomics, so the order is
+// deterministic.
 
 #include "arguments.h"
 
@@ -9,8 +10,8 @@ using Arguments = GroupExpertsArguments;
 #include "step.cuh"
 
 #define THREADS (EXPERTS * SEGMENTS) // EXPERTS: a power of two, at least the number of experts
-#define MOST_WARPS (8192 / EXPERTS) // that have counts in shared memory
-#define WARPS (THREADS / SUBGROUP < MOST_WARPS ? THREADS / SUBGROUP : MOST_WARPS) // that sort
+#define MOST_WARPS (8192 / EXPERTS) // limit of warps, whose counts are in shared memory
+#define WARPS (THREADS / SUBGROUP < MOST_WARPS ? THREADS / SUBGROUP : MOST_WARPS)
 #define BATCH 4 // groups of 32 slots that a warp loads at once
 
 SHARED uint counts[WARPS][EXPERTS]; // slots of earlier warps and groups with an expert
@@ -33,8 +34,8 @@ DEVICE void loadExperts(ARGS, uint from, uint end, uint (&experts)[BATCH])
     }
 }
 
-/// Adds the lanes that have an expert to its count. Returns which of them the lane is, starting at the
-/// count before.
+/// Adds the lanes with `expert` to its count. Returns the lane's position among the slots of
+/// `expert`: the old count plus the number of earlier lanes with it.
 DEVICE uint countLanes(uint (&counts)[EXPERTS], uint expert, uint lane)
 {
     uint same = __match_any_sync(0xffffffffu, expert), before = same & ((1u << lane) - 1), count = 0;

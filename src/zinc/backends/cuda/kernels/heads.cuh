@@ -1,5 +1,5 @@
 // Preparation of a head of q, k or v for attention: RMS norm if it has a weight, and RoPE. A
-// subgroup has one head, four columns a lane. The head is shared in a slot of shared memory,
+// subgroup prepares one head, four columns a lane. The head passes through a slot of shared memory,
 // because each column is rotated with a partner column of another lane.
 //   WIDTH  columns of the widest head
 // The kernel defines loadShared and storeShared, which access float4s of the slots.
@@ -126,7 +126,8 @@ struct Head
 };
 
 /// Normalises and rotates the heads of a subgroup, which are those from `first` on, every `step`-th
-/// of `n`. Each is left in the slot of its number. Heads wait for shuffles and shared memory together.
+/// of `n`. Each is left in the slot of its number. Heads are processed together, to overlap their
+/// latencies.
 template <uint COUNT>
 DEVICE void prepareHeads(
     Head (&heads)[COUNT], uint first, uint step, uint n, float eps, uint lane)

@@ -18,7 +18,7 @@ using Arguments = IndexScoresArguments;
 #define LANES (THREADS / GROUPS)
 #define HEADS_EACH (HEADS / GROUPS)
 #define KEYS_EACH (KEYS / LANES)
-#define CHUNKS_EACH (KEYS * SLICE / 8 / THREADS) // that a thread stages
+#define CHUNKS_EACH (KEYS * SLICE / 8 / THREADS) // chunks staged by a thread
 #define PITCH (FOURS + 1) // odd, so that the keys of neighbouring threads lie in different banks
 
 SHARED float4 queries[HEADS * FOURS], keyRows[KEYS * PITCH];

@@ -1,7 +1,7 @@
 // index_scores_mma: as index_scores, with tensor cores. A block takes every gridDim.x-th tile of KEYS
-// positions of one token (grid.y). A warp has OWN_KEYS positions of a tile, whose keys it keeps in
-// registers while it multiplies them with the queries of 16 heads after another. While it does so, its
-// keys of the next tile are copied.
+// positions of one token (grid.y). A warp has OWN_KEYS positions of a tile and keeps their keys in
+// registers. It multiplies them with the queries of 16 heads at a time, while its keys of the next
+// tile are copied.
 //
 // A query is the sum of two float16 numbers, so scores are as exact as those of float32 queries.
 //   HEADS  index heads, rounded up to a multiple of 16
@@ -50,8 +50,8 @@ DEVICE void copyKeys(ARGS, const int* blocks, uint from, uint position, uint4* t
     commitCopies();
 }
 
-/// Stores the queries of a token as pairs of float16 numbers, in the second half of `to` what the
-/// first half lacks.
+/// Stores the queries of a token as two float16 numbers each: the first half of `to` has the
+/// rounded queries, the second half their rounding errors.
 DEVICE void stageQueries(ARGS, uint token, uint4* to, uint thread)
 {
     uint8_t* q = rowAt(args.q, token, args.q_stride);
@@ -98,7 +98,7 @@ KERNEL(index_scores_mma, Arguments)
     copyKeys(args, blocks, from, position, keyRows, lane);
     stageQueries(args, token, queries, thread);
     __syncthreads();
-    // Lanes pass rows of matrices: of keys eight rows of either half of 16 dimensions, of queries 16.
+    // The row whose address a lane passes to loadMatrices, and the half of its 16 dimensions.
     const uint key_row = lane % 8 + lane / 16 * 8, key_side = lane / 8 % 2;
     const uint head_row = lane % 16, head_side = lane / 16;
     for (; from <= position; from += gridDim.x * KEYS)

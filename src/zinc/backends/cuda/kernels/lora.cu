@@ -1,7 +1,7 @@
 // lora: result = y + scale * b (a x) for a row of x, where scale is that with which the row's sequence
 // uses an adapter. A block has a slice of the rows of b. Rows of other sequences stay as they are.
 //   RANK        rows of a, columns of b
-//   SHRINKS     there is a; otherwise x has been multiplied with it
+//   SHRINKS     1: multiply x by a first; 0: x has been multiplied by a already
 //   ROWS_Q8     rows of x are 8-bit blocks (q8.cuh)
 //   IN_PLACE    result is y
 //   OF_OUTPUTS  rows are output rows of the step, not tokens

@@ -32,7 +32,7 @@ KERNEL(moe_down, Arguments)
     if (token >= rowsOf(args.step, args.dim)) return;
     loadFormatTables(args.w, thread, THREADS);
     static_assert(TILE <= THREADS);
-    const uint own_row = group.x * TILE + thread; // that the thread stores
+    const uint own_row = group.x * TILE + thread; // row stored by the thread
     const bool stores = thread < TILE && own_row < args.rows;
     float total = stores ? residualAt(args, token, own_row) : 0.0f;
     float* route = (float*)((uint8_t*)args.routes + uint64_t(token) * args.routes_stride);

@@ -1,4 +1,4 @@
-// The matrices of a launch (GemvArguments) and what their products end with.
+// The matrices of a launch (GemvArguments), and the epilogue of their products.
 //   PARTS       matrices with their own output
 //   ACTIVATION  the ActivationFn of a gated product
 

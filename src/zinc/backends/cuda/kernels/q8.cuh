@@ -11,8 +11,8 @@ DEVICE uint packSigned(int4 q)
     return b.x | b.y << 8 | b.z << 16 | b.w << 24;
 }
 
-/// Returns what numbers of a block are multiplied by, 127 / top. It would be infinite for the smallest
-/// numbers, which are stored as zeros.
+/// Returns the factor that quantises a block with the largest magnitude `top`: 127 / top. A factor
+/// of 0 stores the smallest numbers as zeros, because 127 / top could be infinite.
 DEVICE float inverseScale(float top) { return top > 1e-30f ? 127.0f / top : 0.0f; }
 
 /// Stores four columns, from `col` on, of a block. The eight lanes that hold a block (the first is

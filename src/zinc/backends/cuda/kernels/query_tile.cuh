@@ -31,7 +31,7 @@ struct QueryTile
     uint start; // first token of the sequence in this step
     uint row0, rows; // of the tile, among the rows of the sequence
     uint position0; // of the first token; positions are consecutive
-    uint first, last; // positions that at least one row sees
+    uint first, last; // range of the positions that at least one row sees
     uint end; // last position of the sequence
     int* blocks;
 #if SELECTED

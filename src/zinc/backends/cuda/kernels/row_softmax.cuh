@@ -1,13 +1,13 @@
-// Online softmax over scores in the layout of sums of tensor cores (mma.cuh), of the tiles of
-// query_tile.cuh.
+// Online softmax of the tiles of query_tile.cuh, over scores in the layout of tensor core sums
+// (mma.cuh).
 
 #pragma once
 
 #include "mma_tile.cuh"
 #include "query_tile.cuh"
 
-/// The index of this thread. What follows from it is computed where it is used, and takes no registers
-/// across a tile.
+/// Returns the index of this thread. The compiler recomputes values that depend on it where they
+/// are used, instead of keeping them in registers across a tile.
 DEVICE uint threadIndex()
 {
 #ifdef ZINC_EMULATED
@@ -43,7 +43,7 @@ struct RowPair
         }
     }
 
-    /// The factor of queries with which products with keys are powers of two, if there is no softcap.
+    /// Returns the factor of queries. Without softcap it makes scores exponents of 2, for exp2.
     MEMBER static float queryScale(ARGS) { return SOFTCAP ? args.scale : args.scale * LOG2_E; }
 
     /// Loads the operands of 16 rows of queries, from dimension `col` on.

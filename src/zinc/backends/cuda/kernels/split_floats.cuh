@@ -43,7 +43,8 @@ struct SplitTile
         low[i] = pair.low;
     }
 
-    /// Takes 16 columns from the sums of two products: of the left and of the right eight columns.
+    /// Converts the sums of two products to an operand of 16 columns: the left eight, then the
+    /// right.
     MEMBER void take(const float (&left)[4], const float (&right)[4])
     {
         UNROLL for (uint i = 0; i < 2; i++)

@@ -5,7 +5,8 @@
 
 #include "step.cuh"
 
-/// The lane has COUNT of N sums, from sum `first` on. Of lanes with the same sums one is the owner.
+/// The result of reduceSums in a lane: COUNT of N sums, from sum `first` on. Several lanes may have
+/// the same sums; one of them is the owner.
 template <int N, int LANES = SUBGROUP>
 struct ReducedSums
 {

@@ -71,8 +71,8 @@ template <int kSums, int kX, int kWeights, bool kSigned>
     }
 }
 
-// Returns `format` with another product. Its panels have fewer rows, because tiles are processed so fast that
-// the rows of x should stay in the cache too.
+// Returns `format` with an AMX product. Its panels have fewer rows: tiles are processed so fast that the rows
+// of x must stay in the cache too.
 constexpr WeightFormat with(WeightFormat format, void (*matmul)(const TileMatmul&)) {
     format.matmul = matmul;
     format.panel_rows = 256;

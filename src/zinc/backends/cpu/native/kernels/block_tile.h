@@ -193,7 +193,7 @@ template <class Dot, int kSub, bool kMins>
 }
 
 // Contributions of the offset to the dot products of sixteen blocks of a row, by sub-block. They are computed
-// together for some rows at once, whose scalar arithmetic would take longer than the products.
+// as vectors, because scalar arithmetic would take longer than the products.
 template <int kSubs>
 struct OffsetParts {
     alignas(64) int32_t v[kSubs][16];

@@ -122,8 +122,8 @@ struct Head {
         return exp(a * softplus(alpha + bias));
     }
 
-    // Computes `past`, `near` and at the end of a chunk `left` for one decay a head, and `whole`, the decay
-    // of S up to each new row. Returns that of all rows.
+    // Computes `past`, `near` and `whole` (the decay of S up to each new row) for one decay a head, and at
+    // the end of a chunk `left`. Returns the decay of S over all rows.
     float decay_heads(const HeadSlot& slot, int at, int old, int n, float* whole) const {
         float alpha[kChunk] = {}, new_g[kChunk];
         for (int i = 0; i < n; ++i) alpha[i] = l.in[in::alpha].row(at + i)[head];

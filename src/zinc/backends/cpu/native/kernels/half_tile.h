@@ -108,7 +108,7 @@ struct Panel {
     float scale[kPanel / kBlock][16];
 };
 
-// Totals are kept in memory, for the sums of a block take the registers.
+// Totals are kept in memory, because the sums of a block take all registers.
 template <int kTiles, int kRows>
 void micro(const Panel* panels, int64_t first, int n, StridedRows x, int64_t scales, float* out) {
     const std::byte* q[kRows];

@@ -56,8 +56,8 @@ struct WholeChunk {
     static int64_t floats(const HeadShape& p) { return kChunk * (int64_t{p.k_dim} + kChunk); }
 };
 
-// The whole chunks of a sequence in a step: `count` of them, from row `first` on. With `rollback` it leaves
-// out the last one, of which the slot must keep k.
+// The whole chunks of a sequence in a step: `count` of them, from row `first` on. With `rollback` the last
+// chunk is not counted, because the slot must keep its k.
 struct WholeChunks {
     int first, count;
 
