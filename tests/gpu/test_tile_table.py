@@ -33,7 +33,7 @@ from zinc.gpu.tile_table import Row, TileTable
 from zinc.gpu.tiles import GemmTile, GemvTile
 from zinc.gpu.tiling import TILINGS
 from zinc.gpu.tune.products import products
-from zinc.gpu.tuned import AskedTiles, Tile, TileKey, TunedTiles
+from zinc.gpu.tuned import RecordedTiles, Tile, TileKey, TunedTiles
 from zinc.ops.cases import Case
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
@@ -263,7 +263,7 @@ def test_tables_of_other_kernels_are_ignored_and_those_of_other_drivers_are_not(
     write_table({KEY: Row(TILE)}, sources="others")
     assert backend().n_tuned == backend().n_tuned == 0
     assert [r.getMessage().split(" is ")[1] for r in caplog.records] == [
-        "of another version of zinc and not used. Run `zinc tune` again."
+        "from another zinc version and not used. Run `zinc tune` again."
     ]
 
 
@@ -304,10 +304,10 @@ def test_a_table_keeps_what_was_refused(cache: Path) -> None:
 
 def test_products_are_the_keys_that_steps_ask_for() -> None:
     found = products(CUDA_KERNELS, [model(CudaKernels(), 4)], H100)
-    asked = AskedTiles()
+    tiles = RecordedTiles()
     for tokens in (1, 2, 4):
-        defines(replace(H100, tuned=asked), tokens)
-    assert {x.key for x in found} == set(asked.asked)
-    assert all(x.default == asked.asked[x.key] for x in found)
+        defines(replace(H100, tuned=tiles), tokens)
+    assert {x.key for x in found} == set(tiles.recorded)
+    assert all(x.default == tiles.recorded[x.key] for x in found)
     # Products of two formats are timed apart.
     assert all(len(x.launch.outputs) == 1 for x in found)

@@ -120,8 +120,9 @@ class Program(Protocol):
     def sample(self, step: Step) -> StepResult:
         """Queue a step with `sample_params`, and return before it has run.
 
-        Only for a plan that has `sampled`. `step.sampled_rows` may refer to the previous call,
-        whose tokens the host need not know yet. Later calls of the program or its cache run later.
+        Only for a plan that has `sampled`. `step.sampled_rows` may refer to the previous call, even
+        if the host has not read its tokens. Later calls of the program or its cache take effect
+        after the step.
         """
         ...
 
@@ -169,8 +170,8 @@ class StepResult(Protocol):
     def hidden(self, rows: int) -> FloatArray | None:
         """Return a copy of the plan's first `rows` hidden rows, float32 [rows, hidden].
 
-        It can be asked for until the step after the next one. None: the step has no copy, and only
-        `Program.read` gives the rows, before the next step.
+        Call it before the second step after this one. Returns None if the step keeps no copy: then
+        read the rows with `Program.read` before the next step.
         """
         ...
 
@@ -358,7 +359,7 @@ class SplitDevices:
 
 
 class HostBackend:
-    """Answers of a backend whose launches are plain calls on the host's memory."""
+    """Base of backends whose launches are plain calls on the host's memory."""
 
     split: SplitDevices | None = None
 
@@ -420,9 +421,9 @@ def create(
     """Open the backend called `name`.
 
     options: `device` (GPUs), `level` (CPU), and `batch_invariant`, "true" or "false", which demands
-    `Capabilities.batch_invariant`. `instance` (Vulkan) tells apart backends that are not to share
-    an open device. Raises DeviceError if there is no such backend or it cannot do that,
-    RequestError if `batch_invariant` is neither.
+    `Capabilities.batch_invariant`. `instance` (Vulkan): backends with different values do not share
+    an open device. Raises DeviceError if there is no such backend or it is not batch-invariant,
+    RequestError for another value of `batch_invariant`.
     """
     backend = _module(name).create(threads, options)
     if wants_batch_invariance(options) and not backend.capabilities.batch_invariant:

@@ -24,7 +24,7 @@ from zinc.backends.plans import AllReduce, Plan, Segment, SplitPlan, Transfer
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray
 
-# Tokens of a micro-batch: fewer would leave matrix kernels without work.
+# Tokens of a micro-batch by kind of device: GEMM kernels are inefficient with fewer.
 MICRO_BATCH_TOKENS = dict.fromkeys(BackendKind, 128) | {BackendKind.DEVICE: 512}
 # Micro-batches of a step of the default size. More of them keep the devices busy for a larger part
 # of the step, but take more memory.
@@ -38,14 +38,15 @@ NO_TOKENS = np.empty((0, 2), np.float32)
 def can_overlap(plan: SplitPlan) -> bool:
     """Return whether the devices of `plan` can work on different micro-batches at the same time.
 
-    Each must have one turn, and no token may see the ones after it. The host may not write rows
-    before a step, and reads hidden rows from the device that makes the output, if it reads any.
+    This requires that each device has one turn in a step, that attention is causal, and that the
+    host writes no rows before a step. If the host reads hidden rows, the device that makes the
+    output must have them.
     """
     turns = [entry.device for entry in plan.schedule if isinstance(entry, Segment)]
     if len(turns) < 2 or len(turns) > len(set(turns)):
         return False
     if any(isinstance(entry, AllReduce) for entry in plan.schedule):
-        return False  # all devices have work at the same time anyway
+        return False  # tensor parallelism keeps all devices busy already
     if plan.given is not None:
         return False
     if any(part.hidden is not None and not part.output.cols for part in plan.parts):
@@ -64,7 +65,7 @@ def micro_batch_tokens(kinds: Iterable[BackendKind]) -> int:
 def micro_batches(step: Step, n_tokens: int) -> list[Step]:
     """Return the parts of `step` that run one after the other; a small step is one part.
 
-    n_tokens: the tokens of a part, about. Their output rows are those of the step, in its order.
+    n_tokens: approximate size of a part. The parts have the output rows of `step`, in its order.
     """
     n_parts = step.n_tokens // n_tokens
     if (np.diff(step.output_rows) < 0).any():
@@ -81,7 +82,7 @@ def micro_batches(step: Step, n_tokens: int) -> list[Step]:
 
 
 def _cut(step: Step, wanted: int) -> int:
-    """Return the first row of a part near `wanted`."""
+    """Return a row near `wanted` at which to cut, so that no part of a sequence is too short."""
     sequence = int(step.sequence[wanted])
     first, last = int(step.seq_start[sequence]), int(step.seq_start[sequence + 1])
     if wanted - first < LEAST_TOKENS:

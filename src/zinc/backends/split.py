@@ -368,8 +368,8 @@ class SplitBackend:
     def keep(self, *plans: SplitPlan) -> None:
         """Remember which device reads each weight and state of `plans`.
 
-        Later uploads and allocations go to these devices. Plans that are prepared must use no
-        others.
+        Later uploads and allocations go to these devices. Plans that are prepared later must not
+        use other weights or states.
         """
         parts = [[plan.parts[i] for plan in plans] for i in range(len(self.devices))]
         self._weights = [{w.name for w in weights_of(each)} for each in parts]

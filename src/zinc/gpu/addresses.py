@@ -135,10 +135,10 @@ class ProgramAddresses:
 
 
 class NominalAddresses:
-    """Placeholder addresses, for which no device is needed; operands outside the arena share one.
+    """Placeholder addresses that need no device. Operands outside the arena share one address.
 
-    Kernels and grids do not depend on where operands lie, so these serve to count dispatches and
-    to compile kernels before anything is loaded.
+    Kernels and grids do not depend on addresses, so placeholders suffice to count dispatches and
+    to compile kernels before a model is loaded.
     """
 
     step = NOMINAL_ADDRESS

@@ -21,11 +21,11 @@ from zinc.gpu.kernel_set import KernelSet
 from zinc.gpu.memory import ALIGNMENT
 from zinc.ops.values import KVState, RecurrentState, Weight
 
-SOME_KEYS = 4096  # for which CUDA divides attention otherwise than for few and for many
+SOME_KEYS = 4096  # CUDA divides attention over some keys differently than over few or many
 
 
 def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]:
-    """Yield the buckets of one sequence, and of many sequences with one token or about one each."""
+    """Yield the buckets of one sequence, and those of as many sequences as tokens."""
     tokens = [n for i in range(32) if (n := 1 << i) <= max_tokens]
     keys = [n for i in range(8, 32) if (n := 1 << i) < 2 * context]
     for n, k in product(tokens, keys):
@@ -36,10 +36,10 @@ def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]
 
 
 def distinct_buckets(plan: Plan, context: int) -> list[Bucket]:
-    """Return buckets that need all kernels of `plan` for up to `context` keys.
+    """Return buckets whose steps run every kernel that `plan` needs for up to `context` keys.
 
-    Kernels depend only on whether the keys are few, some or many, so the buckets have few of the
-    depths.
+    Kernels depend on whether keys are few, some or many, not on their exact number. So buckets of
+    a few depths suffice.
     """
     deepest = Bucket.of(plan, tokens=1, outputs=1, sequences=1, keys=context, is_decode=True).keys
     depths = (SMALLEST_KEYS, 2 * SMALLEST_KEYS, SOME_KEYS, deepest)
@@ -61,7 +61,7 @@ def kernels(
     at = NominalAddresses(features, kv_dtype, block_tokens)
     if features.batch_invariant:
         plan = plan.without_alternatives()
-    alike = {likeness(launch): launch for launch in plan.launches}
+    alike = {lowering_key(launch): launch for launch in plan.launches}
     found: dict[KernelVariant, None] = {}
     for bucket, launch in product(steps, alike.values()):
         with suppress(UnsupportedError):
@@ -69,10 +69,10 @@ def kernels(
     return list(found)
 
 
-def likeness(launch: Launch) -> tuple[object, ...]:
-    """Return a key that is equal for launches that differ only in names and offsets.
+def lowering_key(launch: Launch) -> tuple[object, ...]:
+    """Return a key that is equal for launches that are lowered to the same kernels.
 
-    Most layers have equal launches by this key.
+    Such launches differ only in names and offsets, as those of most layers do.
     """
     operands: list[object] = []
     for x in (*launch.inputs, *launch.outputs):

@@ -72,14 +72,14 @@ class Bucket:
         return launch.runs(self.tokens, self.keys, self.is_decode)
 
     def rows(self, dim: Dim) -> int:
-        """Return the most rows that `dim` has in a step of this bucket."""
+        """Return an upper bound of the rows of `dim` in a step of this bucket."""
         counts = {Dim.TOKENS: self.tokens, Dim.OUTPUTS: self.outputs, Dim.SEQUENCES: self.sequences}
         return counts.get(dim, 1)
 
     def tiles(self, n_rows: int, each: int = 1) -> int:
-        """Return the most tiles of `n_rows` rows in a step whose tokens have `each` rows.
+        """Return an upper bound of the tiles of `n_rows` rows in a step; a token has `each` rows.
 
-        A tile has rows of one sequence. The last one of a sequence may be short.
+        A tile has rows of one sequence only, so the last tile of a sequence may be partly empty.
         """
         total = self.tokens * each + self.sequences * (n_rows - 1)
         return min(total // n_rows, self.tokens * -(-each // n_rows))

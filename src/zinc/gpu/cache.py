@@ -39,7 +39,7 @@ class GpuCache:
                 self._add_recurrent(state, places)
             else:
                 self._add_layer(state, places)
-        for buffer in pool.buffers:  # a masked score times old memory could be NaN
+        for buffer in pool.buffers:  # a weight of 0 times stale memory could be NaN
             host.clear(buffer)
         self.n_bytes = pool.n_bytes
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from zinc.gpu.tuned import NO_TILES, TunedTiles
 
 FULL_REGISTERS = 256  # 32-bit registers of a lane on most GPUs
-# Limits that every device must reach, because kernels use them without asking.
+# Limits that every device must support, because kernels rely on them without a check.
 MAX_THREADS, MAX_SHARED_BYTES = 1024, 32768  # of a workgroup
 
 
@@ -34,12 +34,12 @@ class Features:
     subgroup: threads of a subgroup (warp, wave). integer_dot: the device has dot products of 8-bit
     integers. cooperative_matrix: subgroups multiply float16 matrices of shape `matrix` and sum in
     float32; narrow_matrix: also those of shape NARROW. registers: 32-bit registers of a lane.
-    warp_groups: groups of four warps multiply (wgmma). clusters: neighbouring workgroups can read
-    each other's shared memory. shared_bytes: static shared memory of a
-    workgroup. most_shared_bytes: static and dynamic shared memory of a workgroup. compute_units:
-    processors that run workgroups in parallel. batch_invariant: an op must process each row with
-    the same kernel and the same split, whatever the step's sizes. max_groups: most workgroups of a
-    dispatch in one dimension. tuned: tiles that were measured on the device.
+    warp_groups: warps can multiply in groups of four (wgmma). clusters: neighbouring workgroups can
+    read each other's shared memory. shared_bytes: static shared memory of a workgroup.
+    most_shared_bytes: static and dynamic shared memory of a workgroup. compute_units: processors
+    that run workgroups in parallel. batch_invariant: an op must process each row with the same
+    kernel and the same split, whatever the step's sizes. max_groups: most workgroups of a dispatch
+    in one dimension. tuned: tiles that were measured on the device.
     """
 
     subgroup: int

@@ -44,7 +44,7 @@ class DispatchGraph:
 
     def edges(self) -> list[tuple[int, int]]:
         """Return the edges (earlier, later) of the transitive reduction."""
-        reached: list[int] = []  # for each node a bit for every node before it
+        reached: list[int] = []  # for each node a mask of its ancestors
         edges: list[tuple[int, int]] = []
         for i, node in enumerate(self.nodes):
             implied = 0

@@ -52,7 +52,7 @@ def accesses(launch: Launch, rows: dict[Dim, int]) -> Iterator[Access]:
 
 
 def _range(ref: Ref, rows: dict[Dim, int], writes: bool) -> Access:
-    """Return the access to a value. A view counts as the whole value that it is a view of."""
+    """Return the access to a value. An access to a view counts as one to its whole base."""
     start = ref.offset - 4 * ref.first
     return Access("", start, start + rows[ref.dim] * ref.stride, writes)
 

@@ -83,9 +83,10 @@ class WeightLayout(Protocol):
 class KernelSet:
     """The kernels of a backend: lowerings by op, conditions of fused ops, weight layout and limits.
 
-    backend: the backend's name in error messages. max_argument_bytes: arguments of a dispatch.
+    backend: the backend's name in error messages. max_argument_bytes: limit of the arguments of a
+    dispatch. fused: the steps in which a kernel runs a fused op, by op.
     stores_blocks: ops whose kernels can store rows of Q8_32, besides those that every backend has
-    (`stores_formats` of the op). tilings: tiles of the kernels that have some, by name. sources:
+    (`stores_formats` of the op). tilings: the tiles of each tunable kernel, by name. sources:
     returns a digest of the kernels' sources.
     """
 

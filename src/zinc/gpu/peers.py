@@ -177,9 +177,9 @@ class Peers:
         self._buffers = (*mailboxes, *flags, *rounds)
 
     def plan(self) -> SplitPlan:
-        """Return the plan whose parts have launches for the exchanges, which follow their segments.
+        """Return the plan with a launch of each exchange, after the segments that it follows.
 
-        The entries of the schedule stay, for a host that runs some launches only.
+        Transfers and all-reduces stay in the schedule, for callers that run single launches.
         """
         launches: list[list[Launch]] = [[] for _ in self._tables]
         schedule: list[Segment | Transfer | AllReduce] = []

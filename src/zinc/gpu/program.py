@@ -40,7 +40,7 @@ from zinc.ops.values import Constant, FloatArray, RowFormat
 
 MAX_RECORDINGS = 64
 IN_FLIGHT = 2
-# Larger hidden rows are not copied with each step, but when they are read: those of prompts.
+# Hidden rows of more bytes, those of prompts, are copied when they are read, not with each step.
 MAX_HIDDEN_BYTES = 1 << 20
 
 
@@ -149,7 +149,7 @@ class GpuProgram:
         self._recordings: OrderedDict[tuple[Bucket, int], RecordedStep] = OrderedDict()
         self._parts: OrderedDict[Bucket, dict[tuple[int, int], RecordedStep]] = OrderedDict()
         self._running: list[RunningStep | None] = [None] * IN_FLIGHT
-        self._last: RunningStep | None = None  # None after launches that ran apart from a step
+        self._last: RunningStep | None = None  # None after `run` or `profile`
         self._downloads: dict[tuple[Ref, int], Buffer] = {}
         self.last_ended = 0.0
 
@@ -239,7 +239,7 @@ class GpuProgram:
         return self._recorded(Bucket.of_step(self.plan, step), 0).recording.counts
 
     def _prepared(self, step: Step) -> Bucket:
-        """Write the data of a step that runs in parts, and return its bucket."""
+        """Write the data of a step whose launches run in several submissions; return its bucket."""
         self._check(step)
         self._settle()
         self._last = None

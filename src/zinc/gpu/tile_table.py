@@ -113,10 +113,10 @@ def tuned_tiles(origin: Origin, features: Features, tilings: Mapping[str, Tiling
     except FileNotFoundError:
         return NO_TILES
     except (OSError, ValueError) as error:
-        _warn_once(f"{path} is damaged and not used: {error}. `zinc tune` writes it anew.")
+        _warn_once(f"{path} is damaged and not used: {error}. Run `zinc tune` to write it anew.")
         return NO_TILES
     if replace(table.origin, driver=origin.driver) != origin:
-        _warn_once(f"{path} is of another version of zinc and not used. Run `zinc tune` again.")
+        _warn_once(f"{path} is from another zinc version and not used. Run `zinc tune` again.")
         return NO_TILES
     return table.tuned(features, tilings)
 

@@ -17,14 +17,15 @@ from zinc.gpu.packing import FLOATS, UNIT
 from zinc.gpu.tuned import TileKey
 
 MAX_BATCH = 8  # rows of x that a GEMV multiplies in one pass over the weights
-# Rows of x in one pass in batch-invariant mode, whatever the step. Decode reads weights once as
-# otherwise; a prompt reads them once for every four tokens.
+# Rows of x in one pass in batch-invariant mode, in steps of any size. Decode reads the weights
+# once, as in the default mode; a prompt reads them once for every four tokens.
 INVARIANT_BATCH = 4
 # Measured on an H200:
 MAX_GEMV_ROWS = 32  # up to this many rows of x, several passes of GEMV are faster than GEMM
 MANY_ROWS = 1 << 15  # weight rows that keep every compute unit busy with any tile
-# Waves of a compute unit in a GEMV of 8 rows of x: rows are split until there are at least as many
-# as the first number, and waves take fewer weight rows until there are as many as the second.
+# Waves for each compute unit in a GEMV of 8 rows of x. Rows are split among more waves until there
+# are as many waves as the first number. Then waves take fewer weight rows until there are as many
+# as the second number.
 WAVES_OF_EIGHT = (15, 4)
 LONG_ROW = 8  # units a lane; rows at least that long are split among all waves
 FEW_SLOTS = 32  # slots of an expert in a GEMM tile
@@ -34,7 +35,7 @@ MAX_FEW_GEMV_ROWS = 16  # up to this many rows of x, GEMV is faster
 MAX_FEW_ROWS = 64
 STEP_COLS, STAGED_ROW_BYTES = 64, 144  # columns of a step, bytes of a row (gemm_matrices.slang)
 MANY_TILE_ROWS = 96  # weight rows for each compute unit from which tiles of 128 rows fill it
-SUBGROUPS_A_UNIT = 16  # that hide the latency of loads
+SUBGROUPS_A_UNIT = 16  # resident subgroups that hide the latency of loads
 MIN_STEPS, MAX_SPLITS = 2, 8  # steps of a team, and workgroups that split the columns of a tile
 
 

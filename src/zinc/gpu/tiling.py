@@ -17,9 +17,9 @@ from zinc.gpu.tuned import TileKey
 from zinc.quant.blocks import GGMLType
 
 BLOCK_ROWS = 32  # weight rows that make a block of 8-bit numbers
-MAX_SUMS = 64  # that a lane of a GEMV keeps in registers
+MAX_SUMS = 64  # sums of a lane of a GEMV, in registers
 MAX_SPLITS = 8  # workgroups that share the columns of a GEMM tile
-MAX_MATRICES = 32  # sums of a subgroup, as cooperative matrices
+MAX_MATRICES = 32  # cooperative matrices of sums of a subgroup
 TABLE_BYTES = 8192  # shared memory of a format's codebook and of small arrays
 
 

@@ -83,14 +83,14 @@ class TunedTiles:
 NO_TILES = TunedTiles()
 
 
-class AskedTiles(TunedTiles):
-    """No tiles, but a record of the keys that lowerings ask for and of the formula's tiles."""
+class RecordedTiles(TunedTiles):
+    """A recorder of the keys that lowerings look up, with the formula's tile for each key."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: dict[TileKey, Any] = {}
+        self.recorded: dict[TileKey, Any] = {}
 
     def choose(self, key: TileKey, formula: Callable[[], T]) -> T:
         tile = formula()
-        self.asked.setdefault(key.rounded, tile)
+        self.recorded.setdefault(key.rounded, tile)
         return tile

@@ -357,7 +357,8 @@ def _is_run(rows: Sequence[int]) -> bool:
 def _row_chunks(weight: Weight, most_rows: int) -> Iterator[tuple[int, int]]:
     """Yield the first row in the file and the count of rows of each chunk of a matrix.
 
-    A chunk has about `most_rows` rows. It ends with a tile: it is part of a plane, or whole planes.
+    A chunk has about `most_rows` rows: several whole planes, or a part of a plane that ends at a
+    tile boundary.
     """
     stored, rows = weight.shape[-2], weight.rows
     if rows == stored and rows <= most_rows:

@@ -21,7 +21,7 @@ from zinc.gpu.dispatch import KernelVariant
 KERNELS = Path(__file__).parent / "kernels"
 OPTIONS = ("-std=c++20", "-default-device", "--ptxas-options=-v")
 DIGEST_BYTES = 32
-FIRST_OWN_ARCHITECTURE = 90  # from here on there are instructions that only one generation has
+FIRST_OWN_ARCHITECTURE = 90  # first with instructions that no other generation has
 # NVRTC has no standard headers.
 STDINT = """#pragma once
 typedef signed char int8_t;
@@ -62,9 +62,10 @@ def nvrtc() -> Any:
 def architecture(capability: tuple[int, int]) -> str:
     """Return the newest architecture that NVRTC supports and a card of `capability` runs.
 
-    From 9.0 on it is the card's own, such as "sm_90a", if NVRTC knows it. Kernels may then use
-    instructions that later cards lack, such as wgmma. Code is never moved to another card: the
-    architecture is part of its name in the cache. Raises DeviceError if there is none.
+    From capability 9.0 on it is an architecture-specific one, such as "sm_90a", if NVRTC knows it.
+    Then kernels may use instructions that other generations lack, such as wgmma. Cached code never
+    runs on another generation, because its cache name has the architecture. Raises DeviceError if
+    there is none.
     """
     supported = _value(nvrtc().nvrtcGetSupportedArchs())
     wanted, oldest = 10 * capability[0] + capability[1], 10 * capability[0]

@@ -1,8 +1,8 @@
 """Dispatches recorded as a CUDA graph, which is launched again for each step.
 
-Kernels start early where the card can (programmatic dependent launch): a kernel is started when the
-last blocks of the kernel before it run, loads weights, and waits for the other kernel to end only
-then (`waitForInputs` in kernels/prelude.cuh).
+Kernels use programmatic dependent launch if the card supports it. A kernel then starts while the
+last blocks of the kernel before it still run. It loads weights first, and waits for the end of the
+earlier kernel before it reads its inputs (`waitForInputs` in kernels/prelude.cuh).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zinc.gpu.host import Download
 if TYPE_CHECKING:
     from zinc.backends.cuda.host import CudaHost
 
-STARTS_EARLY = True  # if False, kernels start when those before them have ended, to look for races
+STARTS_EARLY = True  # set to False to check whether a race is due to early starts
 
 
 class GraphRecording:

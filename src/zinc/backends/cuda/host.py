@@ -31,7 +31,7 @@ EARLY_START = (9, 0)  # compute capability from which a kernel may start before 
 PORTABLE_CLUSTER = 8  # blocks of a cluster that every card with clusters can run
 CLUSTERS = 9, 10  # major compute capabilities whose clusters have up to 16 blocks
 SLEEP_S = 2e-4  # a sleeping wait wakes up this much before the expected end
-SLICE_S = 5e-4  # longest sleep: a step that ends sooner than expected is seen after it
+SLICE_S = 5e-4  # longest sleep: an early end of a step is noticed within this time
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class Uploader:
         layout, staging = BLOCKS[data.type], self._host.memory.staging
         n_bytes = n_rows * cols // layout.block_size * layout.block_bytes
         streams = _Streams.of(data.type, n_rows, cols, target.address)
-        # One buffer for all of a tensor: a reader may hash a part until the next one is read.
+        # A reader may hash a part until it reads the next one, so the buffer is not given back yet.
         with staging.take() as buffer:
             step = len(buffer.bytes) // layout.block_bytes * layout.block_bytes
             for start in range(0, n_bytes, step):

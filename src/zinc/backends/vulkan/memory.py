@@ -44,8 +44,8 @@ _FLAGS = {
 def set_aside_bytes(pci_address: str, devices: Path = Path("/sys/bus/pci/devices")) -> int:
     """Return the free bytes that firmware has set aside for an AMD GPU in the machine's memory.
 
-    pci_address: as the folders of `devices` are named, "" if it is not known. Linux does not count
-    these bytes as the machine's. Other GPUs have none, and other systems do not tell.
+    pci_address: name of the GPU's folder in `devices`, "" if it is not known. Linux does not count
+    these bytes as memory of the machine. Returns 0 for other GPUs, and on other systems.
     """
     folder = devices / pci_address
     try:

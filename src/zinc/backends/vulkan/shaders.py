@@ -1,9 +1,8 @@
 """Compilation of Slang kernels to SPIR-V, and of SPIR-V to pipelines, with caches on disk.
 
-The cache key of SPIR-V covers the source with its includes, the macros and the compiler options. It
-is looked up in the folder that a wheel may carry, then in the user's cache. Otherwise it is
-compiled.
-The driver's pipeline cache is saved for the next start.
+The cache key of SPIR-V covers the source with its includes, the macros and the compiler options.
+SPIR-V is looked up in the folder that a wheel may carry, then in the user's cache. If neither has
+it, it is compiled. The driver's pipeline cache is saved for the next start.
 """
 
 from __future__ import annotations

@@ -12,7 +12,15 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, TypeAlias, dataclass_transform, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Self,
+    TypeAlias,
+    dataclass_transform,
+    get_type_hints,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,11 @@ class Struct:
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
+
+    @classmethod
+    def extending(cls, base: Struct, **further: Any) -> Self:
+        """Return this struct with the fields of `base`, whose class it extends, and `further`."""
+        return cls(**{field.name: getattr(base, field.name) for field in fields(base)}, **further)
 
     @classmethod
     def layout(cls) -> Layout:

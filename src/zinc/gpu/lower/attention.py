@@ -8,7 +8,7 @@ queries, which attention_tiles.py lowers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from zinc.backends.plans import Launch, Ref
@@ -24,6 +24,7 @@ from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.features import FULL_REGISTERS, NARROW, SQUARE
 from zinc.gpu.kernel_set import fuses, lowers
+from zinc.gpu.lower.attention_fields import attention_fields, cache_fields
 from zinc.gpu.lower.attention_tiles import many_queries
 from zinc.gpu.lower.elementwise import elementwise
 from zinc.gpu.lower.operands import (
@@ -40,7 +41,6 @@ from zinc.gpu.lower.operands import (
     ref_or_null,
     rows,
     rows_or_none,
-    values_of,
     vector_or_null,
 )
 from zinc.ops.graph import Node
@@ -49,8 +49,8 @@ from zinc.ops.values import Dim, KVState, RowFormat
 
 FEW_TOKENS = 16  # largest step that uses the kernels for few queries
 
-# Few queries, vectors. A thread keeps `each` heads x chunks of eight dimensions of the queries and
-# of the sums in registers.
+# Few queries, vector arithmetic. For each of its heads, a thread keeps some chunks of eight
+# dimensions of the query and of the sums in registers.
 MAX_CHUNKS = 4
 WAVES = 4
 AT_ONCE = 2  # keys that a lane loads ahead
@@ -67,7 +67,7 @@ INVARIANT_SPLITS = 16
 INVARIANT_TOKENS, INVARIANT_BYTES = 512, 128 << 20
 MAX_PREPARED_DIM = 256  # widest head that a subgroup can prepare without spilling registers
 
-# Few queries, matrices. Each subgroup stages a tile of keys, then a tile of values.
+# Few queries, cooperative matrices. Each subgroup stages a tile of keys, then a tile of values.
 MATRIX_HEADS = 2  # with at least this many heads a KV head, narrow matrices are faster than vectors
 TILE_KEYS = 16
 MATRIX_WAVES = 8
@@ -83,11 +83,13 @@ Attend: TypeAlias = Callable[[Launch, Addresses, Bucket, int], list[Dispatch]]
 
 @lowers("attention")
 def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    return stored(launch, at, bucket, attend)
+    return with_output_format(launch, at, bucket, attend)
 
 
-def stored(launch: Launch, at: Addresses, bucket: Bucket, attend: Attend) -> list[Dispatch]:
-    """Return the dispatches of `attend`, and of a conversion if it cannot store y's format."""
+def with_output_format(
+    launch: Launch, at: Addresses, bucket: Bucket, attend: Attend
+) -> list[Dispatch]:
+    """Return the dispatches of `attend`, plus a conversion if it cannot store the format of y."""
     state, (y,) = operand(launch, "cache", KVState), launch.outputs
     _check(state, at.kv(state))
     if y.format is RowFormat.F32 or state.head_dim_v % 32 == 0:
@@ -105,7 +107,7 @@ def stored(launch: Launch, at: Addresses, bucket: Bucket, attend: Attend) -> lis
 
 @fuses("rope_attention")
 def rope_attention_steps(node: Node) -> StepCondition | None:
-    """Return the decode steps of one token whose keys are split."""
+    """Return the steps of one token that have enough keys to split, None if heads do not suit."""
     state = node.input("cache")
     assert isinstance(state, KVState)
     if not prepares_heads(node) or 0 < state.window <= SHALLOW_KEYS:
@@ -127,12 +129,12 @@ def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
     """Lower the op `rope_attention`."""
     state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
     cut = few_cut(state, n_heads, at, bucket)
-    # Many heads fill a small device without splits, but the kernel has them.
-    return prepared(launch, at, bucket, replace(cut, splits=max(2, cut.splits)))
+    # The kernel needs at least two splits, even if the heads alone fill a small device.
+    return rope_attention_of(launch, at, bucket, replace(cut, splits=max(2, cut.splits)))
 
 
-def prepared(launch: Launch, at: Addresses, bucket: Bucket, cut: Cut) -> list[Dispatch]:
-    """Return the dispatches of attention whose workgroups prepare the heads that they need.
+def rope_attention_of(launch: Launch, at: Addresses, bucket: Bucket, cut: Cut) -> list[Dispatch]:
+    """Return the dispatches of attention whose workgroups normalise and rotate their own heads.
 
     They do so while their first keys are loaded, which saves a level of dispatches.
     """
@@ -152,9 +154,8 @@ def prepared(launch: Launch, at: Addresses, bucket: Bucket, cut: Cut) -> list[Di
         ("WIDTH", max(state.head_dim, state.head_dim_v)),
     )
     partial = at.scratch.take(bucket.tokens * cut.splits * partial_bytes(state, n_heads))
-    cache = at.kv(state)
-    values, value_block = values_of(state, cache)
     arguments = RopeAttentionArguments(
+        **cache_fields(state, at.kv(state)),
         step=at.step,
         q=ref_or_null(at, q)[0],
         k=ref_or_null(at, k)[0],
@@ -162,15 +163,8 @@ def prepared(launch: Launch, at: Addresses, bucket: Bucket, cut: Cut) -> list[Di
         table=ref_or_null(at, launch.input("table"))[0],
         q_norm=vector_or_null(at, launch.input("q_norm")),
         k_norm=vector_or_null(at, launch.input("k_norm")),
-        keys=cache.keys,
-        values=values,
         partial=partial,
-        key_block=cache.key_block_bytes,
-        value_block=value_block,
         n_heads=n_heads,
-        n_kv_heads=state.n_heads,
-        block_shift=cache.block_shift,
-        block_table=cache.table,
         is_one_token=bucket.tokens == 1,
         window=state.window,
         splits=cut.splits,
@@ -206,8 +200,8 @@ def attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dis
 def selection(launch: Launch, at: Addresses, bucket: Bucket) -> Ref | None:
     """Return the positions that tokens see, None if they see all positions in steps of `bucket`.
 
-    In batch-invariant mode the kernel must not depend on the step, so it is always that for
-    selections.
+    In batch-invariant mode the kernel must not depend on the step, so tokens always read their
+    selected positions.
     """
     selected = rows_or_none(launch, "keys")
     if selected is None or (bucket.keys <= selected.cols and not at.features.batch_invariant):
@@ -221,8 +215,7 @@ def selection(launch: Launch, at: Addresses, bucket: Bucket) -> Ref | None:
 def _few(
     launch: Launch, at: Addresses, bucket: Bucket, y_at: int, selected: Ref | None
 ) -> list[Dispatch]:
-    q, state, (y,) = rows(launch, "q"), operand(launch, "cache", KVState), launch.outputs
-    n_heads = int(launch.attributes["n_heads"])
+    state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
     if selected is None:
         cut = few_cut(state, n_heads, at, bucket)
     else:
@@ -233,42 +226,22 @@ def _few(
         launch,
         at,
         cut,
-        in_vectors(at, q),
+        in_vectors(at, rows(launch, "q")),
         ("PREPARES", 0),
         *alibi(launch),
         *((("SELECTED", 1),) if selected else ()),
     )
     row_bytes = partial_bytes(state, n_heads)
     partial = at.scratch.take(bucket.tokens * splits * row_bytes) if splits > 1 else 0
-    cache = at.kv(state)
-    values, value_block = values_of(state, cache)
     arguments = AttentionArguments(
-        step=at.step,
-        q=at.ref(q),
-        keys=cache.keys,
-        values=values,
-        sinks=vector_or_null(at, launch.input("sinks")),
-        slopes=vector_or_null(at, launch.input("slopes")),
-        out=y_at,
+        **attention_fields(launch, at, y_at),
         partial=partial,
-        q_stride=q.stride,
-        out_stride=y.stride,
-        key_block=cache.key_block_bytes,
-        value_block=value_block,
-        n_heads=n_heads,
-        n_kv_heads=state.n_heads,
-        block_shift=cache.block_shift,
-        block_table=cache.table,
         is_one_token=bucket.tokens == 1,
-        bidirectional=is_bidirectional(launch),
-        window=int(launch.attributes["window"]),
         splits=splits,
-        scale=float(launch.attributes["scale"]),
-        softcap=float(launch.attributes["softcap"]),
     )
     if selected is not None:
-        arguments = SelectedAttentionArguments(
-            **{field.name: getattr(arguments, field.name) for field in fields(arguments)},
+        arguments = SelectedAttentionArguments.extending(
+            arguments,
             selected=at.ref(selected),
             selected_stride=selected.stride,
             n_selected=selected.cols,
@@ -345,7 +318,7 @@ class Cut:
 def few_cut(
     state: KVState, n_heads: int, at: Addresses, bucket: Bucket, splits_few: bool = False
 ) -> Cut:
-    """Return how to divide attention of few tokens. splits_few: few keys are split like many."""
+    """Return how to divide attention of few tokens. splits_few: split the keys even if few."""
     vectors = _vectors(state, n_heads, at, bucket, splits_few)
     fewest = MATRIX_HEADS if at.features.narrow_matrix else vectors.each + 1
     return _matrices(state, n_heads, at, bucket, fewest) or vectors
@@ -428,6 +401,6 @@ def visible_keys(state: KVState, bucket: Bucket) -> int:
 
 
 def wanted_splits(at: Addresses, groups: int, each_unit: int) -> int:
-    """Return the splits with which `groups` workgroups a split fill the device once."""
+    """Return the number of splits, of `groups` workgroups each, that fill the device once."""
     units = max(MIN_UNITS, at.features.compute_units)
     return max(1, each_unit * units // groups)

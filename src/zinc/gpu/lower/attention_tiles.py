@@ -10,19 +10,17 @@ from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import AttentionTileArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.lower.attention_fields import attention_fields
 from zinc.gpu.lower.operands import (
     alibi,
     ceil_div,
     chunked,
     in_vectors,
-    is_bidirectional,
     is_capped,
     is_q8,
     operand,
     power_of_two,
     rows,
-    values_of,
-    vector_or_null,
 )
 from zinc.ops.values import KVState
 
@@ -68,29 +66,8 @@ def many_queries(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> li
             ("V_FROM_K", int(state.v_from_k)),
         ),
     )
-    cache = at.kv(state)
-    values, value_block = values_of(state, cache)
     arguments = AttentionTileArguments(
-        step=at.step,
-        q=at.ref(q),
-        keys=cache.keys,
-        values=values,
-        sinks=vector_or_null(at, launch.input("sinks")),
-        slopes=vector_or_null(at, launch.input("slopes")),
-        out=y_at,
-        q_stride=q.stride,
-        out_stride=y.stride,
-        key_block=cache.key_block_bytes,
-        value_block=value_block,
-        n_heads=n_heads,
-        n_kv_heads=state.n_heads,
-        block_shift=cache.block_shift,
-        block_table=cache.table,
-        is_one_token=bucket.tokens == 1,
-        bidirectional=is_bidirectional(launch),
-        window=int(launch.attributes["window"]),
-        scale=float(launch.attributes["scale"]),
-        softcap=float(launch.attributes["softcap"]),
+        **attention_fields(launch, at, y_at), is_one_token=bucket.tokens == 1
     )
     # The last tile of each sequence may be partly empty.
     tiles = ceil_div(bucket.tokens * (n_heads // state.n_heads), n_rows) + bucket.sequences

@@ -119,7 +119,7 @@ class ExpertProduct:
         w, x, top_k, n_x = self.w, self.read, self.top_k, bucket.rows(self.read.dim)
         arguments, defines = self.arguments(at, bucket), self.defines(at)
         n_slots = ceil_div(n_x * top_k, w.planes)
-        if _by_blocks(at, bucket, self.launch, w):
+        if _fills_gemm_tiles(at, bucket, self.launch, w):
             key = self.key("gemm", w.rows, n_slots, w.planes)
             block = tiles.gemm(at.features, key, takes_half(w, x))
             groups = (ceil_div(w.rows, block.rows), SPREAD, w.planes)
@@ -150,7 +150,7 @@ class ExpertProduct:
         )
 
 
-def _by_blocks(at: Addresses, bucket: Bucket, launch: Launch, w: DeviceWeight) -> bool:
+def _fills_gemm_tiles(at: Addresses, bucket: Bucket, launch: Launch, w: DeviceWeight) -> bool:
     """Return whether experts have enough slots on average to fill the tiles of a GEMM."""
     if at.features.batch_invariant:
         return False
@@ -202,7 +202,7 @@ def gated_products_of(
 
 @lowers("moe_glu")
 def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    joins = not _by_blocks(at, bucket, launch, weight_of(at, launch.input("gate")))
+    joins = not _fills_gemm_tiles(at, bucket, launch, weight_of(at, launch.input("gate")))
     products = gated_products_of(launch, at, bucket, joins)
     return [product.dispatch(at, bucket, waits=i > 0) for i, product in enumerate(products)]
 

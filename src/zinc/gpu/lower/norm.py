@@ -68,10 +68,11 @@ def _norm(
     group: int = 0,
     eps: float | None = None,
 ) -> list[Dispatch]:
-    """Return the dispatch of a norm. The kernel reads a bias as the same row of `other` each time.
+    """Return the dispatch of a norm.
 
-    gated: a macro of the kernel. kind: the name of another, which is 1. other: rows of the kernel.
-    bias: the address of one row in their place. group, eps: the attributes of the op by default.
+    gated: value of the macro GATED. kind: a macro to define as 1: MEAN, LIKE or CUT. other: second
+    row operand of the kernel. bias: address of a vector that the kernel reads in place of every row
+    of `other`. group, eps: by default the attributes of the op.
     """
     x, (y,) = rows(launch, "x"), launch.outputs
     group = group or int(launch.attributes["group"])

@@ -35,7 +35,8 @@ CONV_THREADS = 128
 SCAN_THREADS = 128
 SCAN_SHARE = 4  # lanes that share the state of a channel, if its numbers divide evenly
 MAX_SCAN_SIZE = 32  # numbers of a channel's state, in registers
-MAX_WKV_COLS = 16384  # so that strides of wider rows, which it may read as columns, fit 16 bits
+# Strides have 16 bits. Operands may be columns of rows that are wider than this.
+MAX_WKV_COLS = 16384
 SHIFT_THREADS = 256
 SHIFT_COLS = 32  # equals COLS in kernels/token_shift.slang
 WKV_THREADS = 128
@@ -47,7 +48,7 @@ DELTA_COLS = 16
 # known at the end of each.
 DELTA_ROWS = CHUNK
 DELTA_CHUNK = 16  # equals CHUNK in kernels/delta_chunk.slang
-MIN_CHUNKED_TOKENS = 32  # of a step in chunks
+MIN_CHUNKED_TOKENS = 32  # smaller steps run token by token
 
 
 @lowers("causal_conv")

@@ -1,6 +1,6 @@
 """The products of plans for which tiles are chosen.
 
-Each launch is lowered with an `AskedTiles`, which records the keys that the lowering looks up. This
+Each launch is lowered with `RecordedTiles`, which records the keys that the lowering looks up. This
 finds the products of any kernel set.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 from zinc.backends.plans import Launch, Plan
 from zinc.core.errors import UnsupportedError
 from zinc.gpu.addresses import NominalAddresses
-from zinc.gpu.ahead import likeness
+from zinc.gpu.ahead import lowering_key
 from zinc.gpu.bucket import SMALLEST_KEYS, Bucket
 from zinc.gpu.features import Features
 from zinc.gpu.kernel_set import KernelSet
-from zinc.gpu.tuned import AskedTiles, TileKey
+from zinc.gpu.tuned import RecordedTiles, TileKey
 from zinc.ops.registry import OPS
 from zinc.ops.values import Weight
 
@@ -35,15 +35,15 @@ class Product:
 
 
 def products(kernels: KernelSet, plans: Iterable[Plan], features: Features) -> list[Product]:
-    """Return a product for each key that steps of the plans ask for.
+    """Return a product for each tile key that lowerings look up in steps of the plans.
 
-    Those of a launch follow one another, so that its weights are made once.
+    Products of one launch are adjacent, so that the tuner creates its weights once.
     """
     alike: dict[Any, tuple[Plan, Launch]] = {}
     for plan in plans:
         for launch in plan.launches:
             if OPS[launch.kernel].has_matrices:
-                alike.setdefault(likeness(launch), (plan, launch))
+                alike.setdefault(lowering_key(launch), (plan, launch))
     found: dict[TileKey, Product] = {}
     for plan, launch in alike.values():
         for bucket in _buckets(plan):
@@ -68,16 +68,16 @@ def _buckets(plan: Plan) -> Iterator[Bucket]:
 def _asked(
     kernels: KernelSet, launch: Launch, features: Features, bucket: Bucket
 ) -> Mapping[TileKey, Any]:
-    """Return the keys that a launch asks for, with the formula's tiles."""
-    tiles = AskedTiles()
+    """Return the tile keys that the lowering of a launch looks up, with the formula's tiles."""
+    tiles = RecordedTiles()
     at = NominalAddresses(replace(features, tuned=tiles), "f16")
     with suppress(UnsupportedError):
         kernels.lower(launch, at, bucket)
-    return {key: tile for key, tile in tiles.asked.items() if key.kernel in kernels.tilings}
+    return {key: tile for key, tile in tiles.recorded.items() if key.kernel in kernels.tilings}
 
 
 def _parts(launch: Launch) -> Iterator[Launch]:
-    """Yield launches of one part, and of the parts of each format, of a launch of several."""
+    """Yield, for a launch of several parts, one launch a part and one for each weight format."""
     signature = OPS[launch.kernel].signature
     n_parts = signature.n_parts(launch.inputs)
     if n_parts == 1:

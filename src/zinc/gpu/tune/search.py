@@ -99,7 +99,7 @@ class Search:
             self._us[tile] = 1e6 * self._runs.seconds(tile, REPEATS)
 
     def _guarded(self, tile: Any, act: Callable[[Any], None]) -> bool:
-        """Call `act(tile)`, and refuse the tile if it raises ZincError. Return if it did not."""
+        """Call `act(tile)` and return True; if it raises ZincError, refuse the tile."""
         try:
             act(tile)
         except ZincError as error:

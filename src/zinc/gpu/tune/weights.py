@@ -17,7 +17,7 @@ from zinc.ops.operands import Kind
 from zinc.ops.registry import OPS
 from zinc.ops.values import Constant, FloatArray, Weight
 
-ROTATE_BYTES = 300 << 20  # that are read before a weight is read again
+ROTATE_BYTES = 300 << 20  # least bytes read between two reads of the same copy
 MAX_COPIES = 128
 
 

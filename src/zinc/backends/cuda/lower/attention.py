@@ -7,7 +7,7 @@ fill the device, blocks also split the keys, and a second dispatch merges their 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.cuda.lower.wide_attention import WideTile, wide_tile
@@ -21,22 +21,20 @@ from zinc.gpu.lower.attention import (
     merge,
     partial_bytes,
     selection,
-    stored,
     visible_keys,
+    with_output_format,
 )
+from zinc.gpu.lower.attention_fields import attention_fields
 from zinc.gpu.lower.operands import (
     alibi,
     ceil_div,
     chunked,
     in_vectors,
-    is_bidirectional,
     is_capped,
     is_q8,
     operand,
     power_of_two,
     rows,
-    values_of,
-    vector_or_null,
 )
 from zinc.ops.values import KVState
 
@@ -57,7 +55,7 @@ MERGE_COLUMNS, MERGE_THREADS = 64, 512  # of a block, at least and at most
 @lowers("attention")
 def attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     """Lower the op `attention`."""
-    return stored(launch, at, bucket, _attend)
+    return with_output_format(launch, at, bucket, _attend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ class AttentionTile:
         )
 
     def staged_bytes(self, state: KVState, dtype: str) -> int:
-        """Return the dynamic shared memory of a block."""
+        """Return the dynamic shared memory of a block: none, since its tiles are static."""
         return 0
 
 
@@ -110,36 +108,15 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
         tile = wide_tile(state, n_heads, at, seen, stores_blocks=bool(is_q8(y)))
     if tile is None or at.features.batch_invariant:
         return attend(launch, at, bucket, y_at)
-    values, value_block = values_of(state, cache)
     splits = tile.splits
     row_bytes = partial_bytes(state, n_heads)
     partial = at.scratch.take(bucket.tokens * splits * row_bytes) if splits > 1 else 0
     arguments = AttentionMmaArguments(
-        step=at.step,
-        q=at.ref(q),
-        keys=cache.keys,
-        values=values,
-        sinks=vector_or_null(at, launch.input("sinks")),
-        slopes=vector_or_null(at, launch.input("slopes")),
-        out=y_at,
-        partial=partial,
-        q_stride=q.stride,
-        out_stride=y.stride,
-        key_block=cache.key_block_bytes,
-        value_block=value_block,
-        n_heads=n_heads,
-        n_kv_heads=state.n_heads,
-        block_shift=cache.block_shift,
-        block_table=cache.table,
-        bidirectional=is_bidirectional(launch),
-        window=int(launch.attributes["window"]),
-        splits=splits,
-        scale=float(launch.attributes["scale"]),
-        softcap=float(launch.attributes["softcap"]),
+        **attention_fields(launch, at, y_at), partial=partial, splits=splits
     )
     if selected is not None:
-        arguments = SelectedMmaArguments(
-            **{field.name: getattr(arguments, field.name) for field in fields(arguments)},
+        arguments = SelectedMmaArguments.extending(
+            arguments,
             selected=at.ref(selected),
             selected_stride=selected.stride,
             n_selected=selected.cols,
@@ -173,7 +150,7 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
 def spread_merge(plain: Dispatch, columns: int, at: Addresses) -> Dispatch:
     """Return the merge `plain` of heads of `columns` columns, spread over blocks and threads.
 
-    It does not depend on the number of splits: kernels for all steps are compiled ahead.
+    The kernel does not depend on the number of splits, so that one is compiled for all steps.
     """
     heads, tokens, _ = plain.groups
     blocks = 1
@@ -210,5 +187,5 @@ def choose_tile(
 
 
 def _row_bytes(head_dim: int) -> int:
-    """Return the bytes of a staged position, which is padded unless it is whole bank lines."""
+    """Return the bytes of a staged position, padded unless they are a multiple of 128."""
     return 2 * head_dim + (0 if head_dim % 64 == 0 else 16)

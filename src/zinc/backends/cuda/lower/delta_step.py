@@ -14,10 +14,10 @@ from zinc.ops.step import StepCondition
 from zinc.ops.values import RecurrentState
 
 SHARE = 8  # lanes of a column of the state (SHARE in kernels/delta_step.cu)
-# If not all heads fit the device at once, an SM has two blocks: one loads its state while the other
-# stores it. With many heads the blocks share them, and load the state of the next one meanwhile.
+# If not all heads run at once, an SM has two resident blocks: one loads a state while the other
+# stores one. With many heads, each block computes several and prefetches the state of the next one.
 THREADS_OF_MANY, BLOCKS_OF_MANY = 256, 2
-PERSISTENT_HEADS = 3  # of a block; with two it is slower (dev/kernels/cuda.md)
+PERSISTENT_HEADS = 3  # least heads of a persistent block; two are slower (dev/kernels/cuda.md)
 MAX_FLOATS = 64  # of the state in the registers of a thread
 
 

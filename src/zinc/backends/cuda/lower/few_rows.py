@@ -67,7 +67,7 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @dataclass(frozen=True, slots=True)
 class Unscaled:
-    """Rows of 8-bit blocks before the scale of a norm, and the norm."""
+    """The input rows of a norm as 8-bit blocks, before its scale is applied, and that norm."""
 
     address: int
     stride: int
@@ -121,7 +121,7 @@ def _steps(node: Node, weights: Sequence[Weight]) -> StepCondition | None:
 
 
 def _with_norm(launch: Launch, at: Addresses, bucket: Bucket) -> tuple[Dispatch, Unscaled]:
-    """Return the first product of a launch, and the rows that it stores for the second."""
+    """Return the first product of a launch, and the unscaled rows that the second one reads."""
     made, weight = launch.outputs[0], weight_of(at, launch.input("first"))
     part = Part(
         weight,
@@ -151,8 +151,8 @@ def _dispatch(
 ) -> Dispatch:
     """Return the product of `x` with the matrices of `parts`, which have one format.
 
-    n_tiles: tiles of all matrices that are multiplied side by side. stores: where to store the
-    output for a product of its norm. reads: where such rows are, which are then read in place of x.
+    n_tiles: tiles of all matrices that are multiplied side by side. stores: also store the output
+    as unscaled rows, for a product of its norm. reads: read these unscaled rows in place of x.
     """
     key = key_of("gemm_few", parts, bucket.rows(x.dim), output)
     tile = tiles.gemm_few(at.features, key)

@@ -6,7 +6,7 @@ each sequence (decode), or few tokens of any (verification of drafts).
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from zinc.backends.cuda.lower.registry import fuses, lowers
 from zinc.backends.plans import Launch
@@ -27,24 +27,26 @@ from zinc.ops.values import KVState
 
 # Tensor cores: a warp multiplies as many keys at once as fit its registers.
 MAX_HEADS, MAX_SUMS = 8, 1024  # of a block
-# Tokens of a step and the most keys, up to which this kernel is faster than rope_store and the
-# attention of prompts. A block has the keys and values of all tokens in shared memory.
+# Pairs (tokens of a step, keys) up to which this kernel is faster than rope_store and the attention
+# of prompts. A block has the new keys and values of all tokens in shared memory.
 FEW_TOKENS = ((4, 8192), (8, 1024), (16, 512))
-# The most scores of a head (tokens x keys), and the tokens of a tile. With few keys most of the
-# time goes to the preparation of heads, so smaller tiles are faster although each reads all keys.
+# Pairs (most scores of a head, tokens of a tile), where scores are tokens x keys. With few keys,
+# preparing the heads takes most of the time. Then smaller tiles are faster, although each of them
+# reads all keys.
 TOKENS_OF_TILE = ((1024, 1), (8192, 2))
 KEYS, WIDE_KEYS, MAX_NARROW_DIM, MAX_DIM = 16, 8, 128, 256
 WARPS = 8
 GROUPS_A_UNIT = 1  # blocks for each compute unit
-# Up to CLUSTER_KEYS keys the splits of a head are a cluster of blocks, which merges them in shared
-# memory. With so few keys of all tokens they fill half of the device, and the next kernel loads its
-# weights on the other half.
-CLUSTERS = (16, 8, 4, 2)  # blocks
+# Up to CLUSTER_KEYS keys, the splits of a head are blocks of one cluster, which merges them in
+# shared memory. If all tokens together have so few keys, the clusters fill half of the device, so
+# that the next kernel loads its weights on the other half.
+CLUSTERS = (16, 8, 4, 2)  # blocks of a cluster
 CLUSTER_KEYS = 4096
 
 # Vectors, for other heads.
 AT_ONCE = 4  # keys that a lane loads ahead
-# Blocks of splits of so few keys have more warps, so that no warp waits for keys twice.
+# For splits of at most SHORT_SPLIT keys a block has SHORT_WAVES warps. Then each warp loads all of
+# its keys at once, instead of in two rounds.
 SHORT_SPLIT, SHORT_WAVES, MAX_SUM_BYTES = 128, 8, 32 << 10
 
 
@@ -62,13 +64,13 @@ def rope_attention_steps(node: Node) -> StepCondition | None:
 def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
     cut = matrix_cut(state, n_heads, at, bucket) or _vector_cut(state, n_heads, at, bucket)
-    split, merge = attention.prepared(launch, at, bucket, cut)
+    split, merge = attention.rope_attention_of(launch, at, bucket, cut)
     given, merged = split.arguments, merge.arguments
     assert isinstance(given, RopeAttentionArguments)
     assert isinstance(merged, AttentionMergeArguments)
     n_splits, n_groups, _ = split.groups
-    arguments = DecodeAttentionArguments(
-        **{field.name: getattr(given, field.name) for field in fields(given)},
+    arguments = DecodeAttentionArguments.extending(
+        given,
         q_stride=ref_or_null(at, launch.input("q"))[1],
         k_stride=ref_or_null(at, launch.input("k"))[1],
         v_stride=ref_or_null(at, launch.input("v"))[1],
@@ -104,7 +106,7 @@ def _shared_bytes(state: KVState, cut: Cut) -> int:
 
 
 def matrix_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> Cut | None:
-    """Return how to divide attention on tensor cores, None if the heads do not suit it."""
+    """Return how to divide attention on tensor cores, None if the heads do not suit them."""
     wide, features = max(state.head_dim, state.head_dim_v), at.features
     if not _suits_matrices(state) or features.batch_invariant:
         return None
@@ -128,7 +130,7 @@ def matrix_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> C
     if is_cluster:
         is_short = visible * tiles <= CLUSTER_KEYS or not is_decode
         room = features.compute_units // (2 if is_short else 1)
-        # A warp has a group of keys at least.
+        # Each warp has at least one group of `keys` keys.
         most = min(room // groups, visible // (WARPS * keys))
         splits = next((n for n in CLUSTERS if n <= most), 1)
     else:
@@ -142,7 +144,7 @@ def matrix_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> C
 
 
 def _vector_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> Cut:
-    """Return how to divide attention on vectors, with the loads in flight that suit its splits."""
+    """Return how to divide attention with vector arithmetic; short splits have more warps."""
     cut = attention.few_cut(state, n_heads, at, bucket, splits_few=True)
     defines = dict(cut.defines) | {"AT_ONCE": AT_ONCE}
     sum_bytes = 4 * SHORT_WAVES * cut.each * state.head_dim_v

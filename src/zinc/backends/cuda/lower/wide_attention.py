@@ -16,10 +16,10 @@ from zinc.ops.values import KVState
 
 WARP_ROWS = 16
 MIN_ROWS = 8  # of a sequence; fewer are faster as vectors
-MAX_NUMBERS = 208  # of sums and pairs of queries, in the registers of a lane
-SPLIT_KEYS, MIN_SPLIT_KEYS = 64, 32  # of a split: of many keys, and of few
-FEW_SPLITS = 16  # up to which splits have MIN_SPLIT_KEYS
-SHORT_KEYS = 512  # of a prompt whose tiles of 64 rows leave blocks idle at its end
+MAX_NUMBERS = 208  # registers of a lane for sums and for pairs of query elements
+SPLIT_KEYS, MIN_SPLIT_KEYS = 64, 32  # least keys of a split, and with at most FEW_SPLITS splits
+FEW_SPLITS = 16
+SHORT_KEYS = 512  # up to this many keys, tiles of 64 rows leave many blocks idle in the last wave
 MAX_SPLITS = 256
 SAVED_BYTES = 128  # of shared memory, for the rows of the tile
 
@@ -89,7 +89,7 @@ class WideTile:
         )
 
 
-# Tiles for as many rows of a sequence, best first.
+# Tiles by the number of their rows, best first.
 TILES = {
     16: (
         WideTile(1, 4, 1, keys=16, stages=5, blocks=2),
@@ -100,7 +100,7 @@ TILES = {
     32: (WideTile(2, 2, 2, keys=32, stages=3), WideTile(2, 4, 1, keys=16, stages=3)),
     64: (WideTile(4, 2, 1, keys=32, stages=3), WideTile(4, 2, 1, keys=16, stages=3)),
 }
-# With 8-bit numbers there are two tiles of float16 besides the stages.
+# With a Q8_0 cache, shared memory holds two converted float16 tiles besides the stages.
 Q8_TILES = {
     16: (WideTile(1, 4, 1, keys=16, stages=4, blocks=2), WideTile(1, 4, 1, keys=16, stages=1)),
     32: (WideTile(2, 2, 2, keys=32, stages=2), WideTile(2, 4, 1, keys=16, stages=1)),
@@ -158,10 +158,10 @@ def _splits(tile: WideTile, state: KVState, repeats: int, at: Addresses, bucket:
 
 
 def _most_splits(keys: int) -> int:
-    """Return the splits of `keys` keys from which on shorter ones are not worth their merge."""
+    """Return the most splits of `keys` keys. Shorter splits are not worth their merge."""
     return max(keys // SPLIT_KEYS, min(keys // MIN_SPLIT_KEYS, FEW_SPLITS))
 
 
 def _row_bytes(head_dim: int) -> int:
-    """Return the bytes of a staged position, which has an odd number of 16 bytes."""
+    """Return the bytes of a staged position, padded to an odd multiple of 16."""
     return 16 * (head_dim // 8 | 1)
