@@ -191,6 +191,28 @@ def test_a_context_that_does_not_fit_is_refused():
         LLM(backend="cpu", context=10**9)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("threads", 0),
+        ("threads", "2"),
+        ("context", 0),
+        ("context", "4k"),
+        ("batch_tokens", 0),
+        ("cache_bytes", -1),
+        ("swap_bytes", -1),
+    ],
+)
+def test_numbers_out_of_range_are_refused(option, value):
+    with pytest.raises(RequestError, match=f"{option} is {value!r}: it must be a whole number"):
+        LLM(backend="cpu", **{option: value})
+
+
+def test_more_threads_than_a_pool_has_are_refused():
+    with pytest.raises(RequestError, match=r"1025 CPU threads .*Choose `threads=`"):
+        LLM(backend="cpu", threads=1025)
+
+
 def test_an_answer_ends_at_the_end_of_the_context():
     with LLM(backend="cpu", context=64) as llm:
         answer = llm.generate("Once upon a time", SamplingParams(ignore_eos=True, seed=1))
@@ -237,6 +259,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
         (lambda llm: llm.chat(HELLO[0]), RequestError, "messages is a dict"),
         (lambda llm: llm.stream(HELLO[0]), RequestError, "messages is a dict"),
         (lambda llm: llm.chat(["hi"]), RequestError, r"messages\[0\] is a str"),
+        (lambda llm: llm.chat([]), RequestError, "messages is empty"),
         (lambda llm: llm.chat([{"content": "hi"}]), RequestError, r"messages\[0\] has no role"),
         (
             lambda llm: llm.chat([*HELLO, {"role": "usr", "content": "hi"}]),
@@ -323,3 +346,5 @@ def test_a_hint_names_options_in_a_command():
 def test_the_command_names_options(capsys):
     assert main(["run", "word " * 400, "-c", "256"]) == 1
     assert "with a larger --context" in capsys.readouterr().err
+    assert main(["run", "Hello", "--backend", "cpu", "-t", "1025"]) == 1
+    assert "Choose --threads in that range" in capsys.readouterr().err

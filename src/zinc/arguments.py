@@ -121,7 +121,7 @@ def is_conversation(prompt: object) -> bool:
 
 
 def check_messages(messages: object, template: ChatTemplate) -> None:
-    """Check that `messages` is a list of messages with known roles.
+    """Check that `messages` is a list of messages with known roles, and not empty.
 
     A role is known if it is a common one, or if `template` names it. Raises RequestError.
     """
@@ -131,6 +131,8 @@ def check_messages(messages: object, template: ChatTemplate) -> None:
             "a conversation is a list of messages",
             'write chat([{"role": "user", "content": "Hello"}]), or generate(text) for plain text',
         )
+    if not messages:
+        raise RequestError("messages is empty", "there is nothing to answer", "add a message")
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise RequestError(

@@ -24,7 +24,7 @@ from zinc.backends.api import (
 )
 from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo, Roofline
 from zinc.backends.plans import Operand, Plan, Ref
-from zinc.core.errors import DeviceError, MemoryLimitError, UnsupportedError
+from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, UnsupportedError
 from zinc.ops.graph import Node
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step, StepCondition
@@ -45,6 +45,7 @@ from zinc.quant.decode import decode
 TILE_ROWS = 16  # native/kernel.h
 # Bytes of a tensor that are in memory, next to its packed form, while it is loaded.
 CHUNK_BYTES = 2 << 20
+MAX_THREADS = 1024  # of a pool, native/module.cpp
 
 try:
     from zinc.backends.cpu import _cpu
@@ -270,10 +271,20 @@ class CpuKernels:
 
 
 class CpuBackend(CpuKernels, HostBackend):
-    """The CPU as a device. threads: by default one for each core that this process may use."""
+    """The CPU as a device.
+
+    threads: 1 to 1024, by default one for each core that this process may use. Raises RequestError
+    for another number.
+    """
 
     def __init__(self, threads: int | None = None, level: str | None = None) -> None:
-        self.threads = threads or available_cores()
+        if threads is not None and not 1 <= threads <= MAX_THREADS:
+            raise RequestError(
+                f"{threads} CPU threads are not possible",
+                f"there can be 1 to {MAX_THREADS}",
+                "choose {threads} in that range, or leave it out for one thread per core",
+            )
+        self.threads = min(available_cores(), MAX_THREADS) if threads is None else threads
         super().__init__(level, self.threads)
         self.pool = _cpu.Pool(self.threads)
         self.weights: dict[str, Any] = {}

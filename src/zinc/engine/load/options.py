@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zinc.core.errors import RequestError
 from zinc.engine.load.settings import NO_SETTINGS, ModelSettings
 from zinc.models.parts.context import RopeScaling
 from zinc.plan.device_map import DeviceMap
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 # Tokens of a step, unless a load says otherwise or the devices need larger ones.
 BATCH_TOKENS = 512
+
+# The least value of each option that is a number, unless it is None.
+_LEAST = {"threads": 1, "context": 1, "batch_tokens": 1, "cache_bytes": 0, "swap_bytes": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,8 @@ class LoadOptions:
     for none. nextn: load the model's NextN block too. `plan_model` sets `rollback` and `nextn` if
     drafts need them. nextn_tokens: draft about this many frequent tokens only, which makes a draft
     faster; 0 for all. lora: adapters that requests may use. prefix_store: returns the store of a
-    cache key, in which processes keep prefixes for each other, in place of `cache_dir`.
+    cache key, in which processes keep prefixes for each other, in place of `cache_dir`. Raises
+    RequestError for a number out of range.
     """
 
     path: Path | None = None
@@ -69,6 +75,14 @@ class LoadOptions:
     nextn_tokens: int = 0
     lora: tuple[AdapterOption, ...] = ()
     prefix_store: Callable[[str], Store] | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, Integral) and int(value) >= least):
+                raise RequestError(
+                    f"{name} is {value!r}", f"it must be a whole number from {least}"
+                )
 
     @property
     def step_tokens(self) -> int:
