@@ -203,41 +203,64 @@ async def chat_completions(
     chat_request = to_request(fields)
     if fields.stream_options is not None and not fields.stream:
         raise unsupported("stream_options", "the answer is not streamed", "set stream")
-    head = {
-        "id": f"chatcmpl-{uuid.uuid4().hex}",
-        "created": int(time.time()),
-        "system_fingerprint": FINGERPRINT,
-    }
-    custom = custom_names(fields.tools)
-    hides_reasoning = fields.include_reasoning is False
+    reply = _Reply(request, fields, chat_request, members)
+    return await answer_chat(
+        service,
+        request,
+        fields.model,
+        chat_request,
+        reply.whole,
+        reply.events if fields.stream else None,
+        OPENAI,
+        fields.sse_ping_interval,
+    )
 
-    def verbose(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
-        if not fields.verbose:
-            return {}
-        prompt = model.tokenizer.decode(answers[0].generation.job.ids, skip_special=False)
-        return {"__verbose": {"prompt": prompt}}
 
-    async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+class _Reply:
+    """The reply to a chat request, whole or streamed.
+
+    members: further members of the reply, from the model and the ends of its answers.
+    """
+
+    def __init__(
+        self, request: Request, fields: ChatFields, chat_request: ChatRequest, members: Members
+    ) -> None:
+        self._request, self._fields, self._chat_request = request, fields, chat_request
+        self._members = members
+        self._custom = custom_names(fields.tools)
+        self._hides_reasoning = fields.include_reasoning is False
+        self._head = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    async def whole(self, model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+        """Return the body of the response, once all answers have ended."""
         found = [await each.collect() for each in answers]
         ends = [each.finished for each in found]
-        record_answers(request, [(end.reason, end.timings) for end in ends])
+        self._record(ends)
         return {
-            **head,
+            **self._head,
             "object": "chat.completion",
             "model": model.name,
             "choices": [
-                _choice(model, chat_request, i, each, custom, hides_reasoning)
+                _choice(model, self._chat_request, i, each, self._custom, self._hides_reasoning)
                 for i, each in enumerate(found)
             ],
             "usage": _usage(ends).openai(),
             "timings": timings_object(ends[0].timings),
-            **verbose(model, answers),
-            **members(model, ends),
+            **self._verbose(model, answers),
+            **self._members(model, ends),
         }
 
-    async def events(model: LoadedModel, answers: Sequence[ChatAnswer]) -> AsyncGenerator[bytes]:
+    async def events(
+        self, model: LoadedModel, answers: Sequence[ChatAnswer]
+    ) -> AsyncGenerator[bytes]:
+        """Yield the events of the stream."""
+        fields = self._fields
         with_usage = bool(fields.stream_options and fields.stream_options.include_usage)
-        shared = {**head, "object": "chat.completion.chunk", "model": model.name}
+        shared = {**self._head, "object": "chat.completion.chunk", "model": model.name}
         if with_usage:
             shared["usage"] = None
 
@@ -248,45 +271,43 @@ async def chat_completions(
             finish: str | None = None,
             **more: object,
         ) -> bytes:
-            logprobs = _logprobs(model, chat_request, tokens) if tokens else None
+            logprobs = _logprobs(model, self._chat_request, tokens) if tokens else None
             choice = {
                 "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish
             }  # fmt: skip
             return event({**shared, "choices": [choice], **more})
 
         for index in range(len(answers)):
-            more = verbose(model, answers) if index == 0 else {}
+            more = self._verbose(model, answers) if index == 0 else {}
             yield chunk(index, {"role": "assistant", "content": None}, **more)
         ends: list[Finished] = []
-        deltas = [Deltas(custom, hides_reasoning) for _ in answers]
+        deltas = [Deltas(self._custom, self._hides_reasoning) for _ in answers]
         async for index, item in merge([aiter(each) for each in answers]):
             if isinstance(item, Finished):
                 ends.append(item)
                 timings = timings_object(item.timings)
-                more = members(model, [item])
+                more = self._members(model, [item])
                 yield chunk(index, {}, finish=FINISH[item.reason], timings=timings, **more)
             elif item.progress is not None:
                 yield chunk(index, {}, **progress_members(item.progress, fields.timings_per_token))
             elif (delta := deltas[index].of(item)) is not None:
                 yield chunk(index, delta, item.tokens, **timings_member(item.timings))
-        record_answers(request, [(end.reason, end.timings) for end in ends])
+        self._record(ends)
         if with_usage:
             timings = timings_object(ends[0].timings)
             usage = {"usage": _usage(ends).openai(), "timings": timings}
             yield event({**shared, "choices": [], **usage})
         yield DONE
 
-    streamed = events if fields.stream else None
-    return await answer_chat(
-        service,
-        request,
-        fields.model,
-        chat_request,
-        whole,
-        streamed,
-        OPENAI,
-        fields.sse_ping_interval,
-    )
+    def _verbose(self, model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+        """Return the member `__verbose` with the prompt as text, if the request asks for it."""
+        if not self._fields.verbose:
+            return {}
+        prompt = model.tokenizer.decode(answers[0].generation.job.ids, skip_special=False)
+        return {"__verbose": {"prompt": prompt}}
+
+    def _record(self, ends: Sequence[Finished]) -> None:
+        record_answers(self._request, [(end.reason, end.timings) for end in ends])
 
 
 def _usage(ends: Sequence[Finished]) -> Usage:

@@ -140,70 +140,107 @@ async def completions(
 ) -> Response:
     """Continue prompts. members: further members of the answer."""
     fields = await read_fields(service, request, CompletionFields)
-    constraint = constraint_of(fields.response_format, fields)
-    texts = prompts.as_list(fields.prompt, "prompt", MAX_PROMPTS)
-    n = check_count(fields.n, "n", MAX_ANSWERS)
-    if fields.best_of not in (None, n):
-        raise invalid("best_of", f"best_of is {fields.best_of}", "only n answers are generated")
-    scored = bool(fields.echo) and fields.logprobs is not None
-    if fields.suffix and (scored or not all(isinstance(text, str) for text in texts)):
-        raise invalid(
-            "suffix", "suffix needs text prompts, and cannot be used with echoed logprobs"
-        )
-    params = sampling_params(
-        fields,
-        max_tokens=fields.max_tokens,
-        stop=fields.stop,
-        logprobs=fields.logprobs,
-        logit_bias=biases(fields.logit_bias),
+    answers = _Answers(service, request, fields, members)
+    return await answer(
+        service,
+        request,
+        fields.model,
+        answers.begin,
+        answers.whole,
+        answers.events if fields.stream else None,
+        OPENAI,
+        fields.sse_ping_interval,
     )
-    head = {
-        "id": f"cmpl-{uuid.uuid4().hex}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "system_fingerprint": FINGERPRINT,
-    }
 
-    async def begin(model: LoadedModel) -> list[Generation]:
-        telemetry = telemetry_of(fields, fields.stream)
-        jobs = await asyncio.to_thread(
-            jobs_of, model, texts, params, n, constraint, scored, fields.priority or 0, telemetry,
-            fields.suffix or "",
-        )  # fmt: skip
-        return model.runner.submit(jobs, client_of(service, request))
 
-    def echo_of(model: LoadedModel, index: int) -> str:
-        text = texts[index // n]
-        if not fields.echo:
-            return ""
-        return text if isinstance(text, str) else model.tokenizer.decode(text)
+class _Answers:
+    """The answers to a request, whole or streamed. Raises ApiError if a field is not valid.
 
-    async def whole(model: LoadedModel, answers: Sequence[Generation]) -> dict[str, Any]:
-        found = [await _collect(each) for each in answers]
-        record_answers(request, [(each.end.reason, each.end.timings) for each in found])
-        choices = []
-        for index, (job, each) in enumerate(zip((a.job for a in answers), found, strict=True)):
-            logprobs = Logprobs(model.tokenizer).add([*_prompt_tokens(job), *each.tokens])
-            choices.append(
-                {
-                    "index": index,
-                    "text": echo_of(model, index) + each.text,
-                    "logprobs": logprobs if fields.logprobs is not None else None,
-                    "finish_reason": each.end.reason,
-                }
+    members: further members of the response, from the model and the ends of its answers.
+    """
+
+    def __init__(
+        self, service: Service, request: Request, fields: CompletionFields, members: Members
+    ) -> None:
+        self._service, self._request, self._fields = service, request, fields
+        self._members = members
+        self._constraint = constraint_of(fields.response_format, fields)
+        self._texts = prompts.as_list(fields.prompt, "prompt", MAX_PROMPTS)
+        self._n = check_count(fields.n, "n", MAX_ANSWERS)
+        if fields.best_of not in (None, self._n):
+            raise invalid("best_of", f"best_of is {fields.best_of}", "only n answers are generated")
+        self._scored = bool(fields.echo) and fields.logprobs is not None
+        is_text = all(isinstance(text, str) for text in self._texts)
+        if fields.suffix and (self._scored or not is_text):
+            raise invalid(
+                "suffix", "suffix needs text prompts, and cannot be used with echoed logprobs"
             )
-        return {
-            **head,
-            "model": model.name,
-            "choices": choices,
-            "usage": _usage([each.end for each in found], n).openai(),
-            "timings": timings_object(found[0].end.timings),
-            **members(model, [each.end for each in found]),
+        self._params = sampling_params(
+            fields,
+            max_tokens=fields.max_tokens,
+            stop=fields.stop,
+            logprobs=fields.logprobs,
+            logit_bias=biases(fields.logit_bias),
+        )
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "system_fingerprint": FINGERPRINT,
         }
 
-    async def events(model: LoadedModel, answers: Sequence[Generation]) -> AsyncGenerator[bytes]:
+    async def begin(self, model: LoadedModel) -> list[Generation]:
+        """Submit the jobs of all answers."""
+        fields = self._fields
+        jobs = await asyncio.to_thread(
+            jobs_of,
+            model,
+            self._texts,
+            self._params,
+            self._n,
+            self._constraint,
+            self._scored,
+            fields.priority or 0,
+            telemetry_of(fields, fields.stream),
+            fields.suffix or "",
+        )
+        return model.runner.submit(jobs, client_of(self._service, self._request))
+
+    async def whole(self, model: LoadedModel, answers: Sequence[Generation]) -> dict[str, Any]:
+        """Return the body of the response, once all answers have ended."""
+        found = [await _collect(each) for each in answers]
+        ends = [each.end for each in found]
+        self._record(ends)
+        return {
+            **self._head,
+            "model": model.name,
+            "choices": [
+                self._choice(model, index, job, each)
+                for index, (job, each) in enumerate(
+                    zip((a.job for a in answers), found, strict=True)
+                )
+            ],
+            "usage": _usage(ends, self._n).openai(),
+            "timings": timings_object(ends[0].timings),
+            **self._members(model, ends),
+        }
+
+    def _choice(self, model: LoadedModel, index: int, job: Job, found: _Whole) -> dict[str, Any]:
+        logprobs = Logprobs(model.tokenizer).add([*_prompt_tokens(job), *found.tokens])
+        return {
+            "index": index,
+            "text": self._echo(model, index) + found.text,
+            "logprobs": logprobs if self._fields.logprobs is not None else None,
+            "finish_reason": found.end.reason,
+        }
+
+    async def events(
+        self, model: LoadedModel, answers: Sequence[Generation]
+    ) -> AsyncGenerator[bytes]:
+        """Yield the events of the stream."""
+        fields = self._fields
         with_usage = bool(fields.stream_options and fields.stream_options.include_usage)
-        shared = {**head, "model": model.name, **({"usage": None} if with_usage else {})}
+        shared = {**self._head, "model": model.name, **({"usage": None} if with_usage else {})}
         logprobs = [Logprobs(model.tokenizer) for _ in answers]
 
         def chunk(index: int, text: str, tokens: Sequence[Sampled] = (), **more: object) -> bytes:
@@ -213,9 +250,9 @@ async def completions(
             return event({**shared, "choices": [{**choice, "finish_reason": finish}], **more})
 
         to_echo = set(range(len(answers))) if fields.echo else set()
-        if not scored:
+        if not self._scored:
             for index in sorted(to_echo):
-                yield chunk(index, echo_of(model, index))
+                yield chunk(index, self._echo(model, index))
             to_echo = set()
         ends: list[End] = []
         async for index, item in merge([plain_text(each) for each in answers]):
@@ -224,25 +261,30 @@ async def completions(
                 continue
             if index in to_echo:  # now the prompt has log-probabilities
                 to_echo.remove(index)
-                yield chunk(index, echo_of(model, index), _prompt_tokens(answers[index].job))
+                yield chunk(index, self._echo(model, index), _prompt_tokens(answers[index].job))
             if isinstance(item, End):
                 ends.append(item)
                 timings = timings_object(item.timings)
-                more = members(model, [item])
+                more = self._members(model, [item])
                 yield chunk(index, "", finish_reason=item.reason, timings=timings, **more)
             elif item.text:
                 yield chunk(index, item.text, item.tokens, **timings_member(item.timings))
-        record_answers(request, [(end.reason, end.timings) for end in ends])
+        self._record(ends)
         if with_usage:
             timings = timings_object(ends[0].timings)
-            usage = {"usage": _usage(ends, n).openai(), "timings": timings}
+            usage = {"usage": _usage(ends, self._n).openai(), "timings": timings}
             yield event({**shared, "choices": [], **usage})
         yield DONE
 
-    streamed = events if fields.stream else None
-    return await answer(
-        service, request, fields.model, begin, whole, streamed, OPENAI, fields.sse_ping_interval
-    )
+    def _echo(self, model: LoadedModel, index: int) -> str:
+        """Return the prompt of answer `index` as text, if the request asks for it."""
+        text = self._texts[index // self._n]
+        if not self._fields.echo:
+            return ""
+        return text if isinstance(text, str) else model.tokenizer.decode(text)
+
+    def _record(self, ends: Sequence[End]) -> None:
+        record_answers(self._request, [(end.reason, end.timings) for end in ends])
 
 
 @dataclass(frozen=True, slots=True)
