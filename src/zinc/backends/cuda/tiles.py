@@ -2,10 +2,10 @@
 
 A tile that `zinc tune` found for the product comes first (gpu/tuned.py), then a formula.
 
-In a GEMM on tensor cores (kernels/gemm_mma.cu) a warp takes 16 `row_tiles` weight rows of each
-matrix by all 8 `x_tiles` rows of x of the tile. With few rows of x, many warps split the columns of
-a row, so that enough reads of weights are in flight. With many, each warp has weight rows of its
-own, and decodes them once for all rows of x.
+In a GEMM on tensor cores (kernels/gemm_mma.cu) a warp multiplies 16 * `row_tiles` weight rows of
+each matrix by all 8 * `x_tiles` rows of x of the tile. With few rows of x, many warps split the
+columns of a weight row (split-K), so that enough reads of weights are in flight. With many rows of
+x, each warp has its own weight rows and decodes them once for all rows of x.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from zinc.gpu.tiles import GemvTile, units
 from zinc.gpu.tuned import T, TileKey, TunedTiles
 from zinc.quant.blocks import GGMLType
 
-# GEMV of one row. Enough warps read at once, and each lane has a few units in flight, so that reads
-# saturate memory; and two blocks fit a compute unit, so that a kernel starts while another ends.
+# GEMV of one row. Enough warps with a few units in flight per lane saturate the read bandwidth. Two
+# blocks fit on a compute unit, so that a kernel starts while the one before it ends.
 WARPS_PER_UNIT = 14
 WARPS = 8  # of a block
 ROWS = 4  # of a warp
 MAX_SPLIT = 8
 IN_FLIGHT = 8  # units of weights of a lane; half as many if it multiplies two matrices
 LANE_UNITS = 2  # units of a row that a lane reads; longer rows are split among warps
-# GEMV of several rows. Registers limit the warps of a compute unit. Small blocks end at different
-# times, so that others start earlier.
+# GEMV of several rows. Registers limit the warps of a compute unit. Blocks are small, because a
+# small block starts as soon as another one ends.
 WARPS_OF_BATCH, SMALL_WARPS = 16, 4  # of a compute unit; of a block
 LONG_ROW = 8  # units of a row for each lane of a warp, from which two warps share it
-# Blocks that normalise x are large and few, so that x is normalised seldom. The blocks of a compute
-# unit share all tiles.
+# GEMV with a fused norm. Each block repeats the norm, so there are few, large blocks, which share
+# all tiles.
 MANY_WARPS = 16  # of a block
-BLOCK_ROWS = 32  # rows of weights that make a block of 8-bit numbers
-MAX_TILES = 40  # of a block, whose sums fit into shared memory
-HUGE_ROWS = 1 << 15  # weight rows that keep the device busy for many waves of blocks
+BLOCK_ROWS = 32  # weight rows whose outputs form one Q8 block
+MAX_TILES = 40  # of a block; their sums fit into shared memory
+HUGE_ROWS = 1 << 15  # weight rows that give the device many waves of blocks
 
-# Products with the experts of a few tokens: weight rows of all slots that fill the device.
+# Products of few tokens with experts: least weight rows of all slots that fill the device.
 SEVERAL_SLOT_ROWS = {"experts": 1 << 13, "moe_down": 1 << 14}
 MANY_SLOT_ROWS = 1 << 14  # from here on with tiles of many rows
 FOUR_BITS = {GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q4_K, GGMLType.IQ4_NL, GGMLType.MXFP4}
 
 # GEMM on tensor cores.
 SLAB_ROW_BYTES = 256  # of a row in a slab of 128 columns (half_rows.cuh)
-SHORT_SLABS = 4  # of a row, for which rows of x are not worth a conversion of their own
+SHORT_SLABS = 4  # of a row, up to which converting x in a separate pass does not pay
 SLAB = 128  # columns
 FLOAT_SLAB = 32  # columns (gemm_floats.cu)
 MAX_SPLITS = 8
@@ -57,18 +57,18 @@ MIN_STREAM_X, MAX_STREAM_X = 17, 64  # rows of x of gemm_stream.cu
 STREAM_ROWS = 64  # weight rows of one of its warp groups
 STREAM_GROUPS = 4  # of an SM
 GROUP_COLS = 256  # that a warp multiplies at once (column_groups.cuh)
-SUMS_BYTES = 100 << 10  # of a block; loads in flight need the rest of an SM's shared memory
+SUMS_BYTES = 100 << 10  # of a block; the rest of an SM's shared memory is for loads in flight
 GROUP_BYTES = {  # of a group of a warp in shared memory (whole_scales.cuh)
     GGMLType.Q4_K: 2304,
     GGMLType.Q5_K: 2816,
     GGMLType.Q6_K: 3072,
 }
 FEW_STAGES = 2  # of the groups of a warp with 9 to 16 rows of x (gemm_few.cu)
-MOST_ROUND = 8  # tiles of a team whose sums meet at once (gemm_slots.cu)
+MOST_ROUND = 8  # tiles of a team whose sums are reduced together (gemm_slots.cu)
 MOST_SLOTS = 8  # of an expert on average (gemm_slots.cu)
 MOST_VECTOR_SLOTS = 1  # of an expert on average (gemv_slots.cu)
 MOST_VECTOR_COLS = 2048  # two units for each lane of a warp
-WAVES = 3  # of blocks of experts, so that the last wave matters little
+WAVES = 3  # least waves of expert blocks, to limit the share of the partly filled last wave
 OTHER_SHARED_BYTES = 20 << 10  # of a block, besides slabs of x
 FULL = 0.9  # blocks for each compute unit from which a grid counts as a full wave
 LARGE_GRID = 2.2  # blocks for each compute unit from which wide tiles pay
@@ -78,13 +78,13 @@ LARGE_GRID = 2.2  # blocks for each compute unit from which wide tiles pay
 class CudaGemvTile(GemvTile):
     """A tile of gemv.cu.
 
-    blocks: of an SM that share all tiles; 0 if each tile has a block of its own.
+    blocks: blocks per SM that share all tiles; 0 if each tile has a block of its own.
     """
 
     blocks: int = field(default=0, metadata={"steps": (0, 1, 2, 3, 4)})
 
     def grid(self, features: Features, n_tiles: int) -> int:
-        """Return the blocks that share `n_tiles` tiles, of which each has about as many."""
+        """Return the number of blocks, each with about the same share of `n_tiles` tiles."""
         if not self.blocks:
             return n_tiles
         each = min(MAX_TILES, ceil_div(n_tiles, features.compute_units * self.blocks))
@@ -113,10 +113,10 @@ def _gemv(features: Features, key: TileKey) -> CudaGemvTile:
 def _batch_tile(features: Features, key: TileKey, batch: int) -> CudaGemvTile:
     """Return the tile for `batch` rows of x.
 
-    A product whose rows fit one wave of warps does not split them. Others split rows, and the
-    blocks of a compute unit share all tiles.
+    A product that fits one wave of warps with two rows each has no split-K. Others split the
+    columns; with more rows than a wave, the blocks of a compute unit share all tiles.
     """
-    longest = max(1, units(key) // features.subgroup)  # splits that leave each lane a unit
+    longest = max(1, units(key) // features.subgroup)  # most splits with a unit per lane
     wave = WARPS_OF_BATCH * features.compute_units
     if key.rows >= HUGE_ROWS:
         return CudaGemvTile(SMALL_WARPS, min(2, longest), ROWS, batch, blocks=4)
@@ -131,7 +131,7 @@ def _batch_tile(features: Features, key: TileKey, batch: int) -> CudaGemvTile:
 def _norm_tile(features: Features, key: TileKey) -> CudaGemvTile | None:
     """Return the tile of blocks that normalise x, None if the product does not fill the device."""
     fill = MANY_WARPS * features.compute_units  # weight rows
-    longest = max(1, units(key) // features.subgroup)  # splits that leave each lane a unit
+    longest = max(1, units(key) // features.subgroup)  # most splits with a unit per lane
     if key.weights == 2:
         return CudaGemvTile(2 * MANY_WARPS, 1, 1, 1, blocks=1) if key.rows >= fill // 2 else None
     if key.rows <= 2 * fill:  # each block has one tile, of 16 or 32 rows
@@ -148,7 +148,7 @@ def _row_tile(features: Features, key: TileKey) -> CudaGemvTile:
     """Return the tile for one row of x."""
     weights, n_units = key.weights, units(key)
     warps = WARPS_PER_UNIT * features.compute_units
-    longest = max(1, n_units // features.subgroup)  # splits that leave each lane a unit
+    longest = max(1, n_units // features.subgroup)  # most splits with a unit per lane
     if weights == 1 and longest >= LONG_ROW and key.rows >= warps:
         return CudaGemvTile(MANY_WARPS, 2, 2, 1)
     fill = BLOCK_ROWS * features.compute_units  # a block of 32 rows for each compute unit
@@ -173,12 +173,13 @@ def _row_tile(features: Features, key: TileKey) -> CudaGemvTile:
 class MmaTile:
     """A tile of a tensor core GEMM.
 
-    row_tiles, x_tiles: tiles of 16 weight rows and of 8 rows of x, of each warp. warps: of a block.
-    split: warps that share the columns of the same weight rows. stages: slabs of x in shared memory
-    for each of them; 0 if warps convert rows themselves. deep: slabs of weights in flight.
-    blocks: of an SM at once. splits: blocks that share the columns of a tile. spread: blocks that
-    share the slots of an expert. by_groups: warps multiply in groups (wgmma), and another group
-    copies the slabs. passes: tiles of weight rows that a block of an expert multiplies.
+    row_tiles, x_tiles: tiles of 16 weight rows, and of 8 rows of x, per warp. warps: warps per
+    block. split: warps of a block that split the columns (split-K). stages: slabs of x in shared
+    memory per split; 0 if each warp converts its rows of x itself. deep: slabs of weights in flight
+    per warp. blocks: resident blocks per SM. splits: blocks that split the columns of a tile.
+    spread: blocks that share the slots of an expert. by_groups: warp groups multiply (wgmma), and
+    one more group copies the slabs. passes: tiles of weight rows that a block of an expert
+    multiplies in turn.
     """
 
     row_tiles: int
@@ -224,34 +225,44 @@ class MmaTile:
 
 
 @dataclass(frozen=True, slots=True)
-class FewTile:
-    """A tile of a GEMM of few rows of x (kernels/gemm_few.cu): 16 weight rows by `batch` rows.
-
-    x_tiles: tiles of 8 rows of x. warps: of a block, which split the columns. stages: groups of
-    weights of a warp in shared memory, of which all but one are in flight; 0 if they are loaded to
-    registers. buffers_x: the next group of x of a warp is copied to shared memory ahead.
-    """
+class RowsTile:
+    """A tile of a tensor core GEMM; `x_tiles` tiles of 8 rows of x."""
 
     x_tiles: int
+
+    @property
+    def batch(self) -> int:
+        """Rows of x, or slots, that a block multiplies at once."""
+        return 8 * self.x_tiles
+
+
+@dataclass(frozen=True, slots=True)
+class FewTile(RowsTile):
+    """A tile of a GEMM of few rows of x (kernels/gemm_few.cu): 16 weight rows by `batch` rows.
+
+    warps: warps of a block, which split the columns (split-K). stages: groups of weights per warp
+    in shared memory, of which all but one are in flight; 0 loads weights to registers. buffers_x:
+    prefetch the next group of x of each warp to shared memory.
+    """
+
     warps: int
     stages: int = field(default=0, metadata={"steps": (0, 2, 3)})
     buffers_x: bool = False
 
     @property
     def blocks(self) -> int:
-        """Blocks of an SM at once."""
+        """Resident blocks per SM."""
         return max(1, MANY_WARPS // self.warps)
 
     @property
-    def batch(self) -> int:
-        """Rows of x of a block."""
-        return 8 * self.x_tiles
-
-    @property
     def defines(self) -> tuple[tuple[str, int], ...]:
-        warps, blocks = ("WARPS", self.warps), ("MIN_BLOCKS", self.blocks)
-        stages, buffer = ("STAGES", self.stages), ("BUFFER_X", int(self.buffers_x))
-        return ("X_TILES", self.x_tiles), warps, blocks, stages, buffer
+        return (
+            ("X_TILES", self.x_tiles),
+            ("WARPS", self.warps),
+            ("MIN_BLOCKS", self.blocks),
+            ("STAGES", self.stages),
+            ("BUFFER_X", int(self.buffers_x)),
+        )
 
     def group_bytes(self, type: GGMLType) -> int:
         """Return the shared memory of a block's groups of weights and of x."""
@@ -266,16 +277,16 @@ class FewTile:
         return min(SUMS_BYTES, most)
 
     def tile_bytes(self, key: TileKey) -> int:
-        """Return the shared memory of a tile's sums: those of each warp, and residuals."""
+        """Return the shared memory of a tile: the partial sums of each warp, and residuals."""
         slots = 2 * self.warps if key.weights == 2 else self.warps + 1
         return slots * FEW_TILE_ROWS * self.batch * 4
 
     def shares(
         self, features: Features, key: TileKey, n_tiles: int, stores_norm: bool = False
     ) -> Shares:
-        """Return how the blocks of products that run side by side share their `n_tiles` tiles.
+        """Return how blocks share `n_tiles` tiles of all products of a launch.
 
-        stores_norm: the output is stored by blocks for a product of its norm too.
+        stores_norm: the output is also stored as Q8 blocks, for the product after the next norm.
         """
         stripe = BLOCK_ROWS // FEW_TILE_ROWS if key.stores_blocks or stores_norm else 1
         blocks = features.compute_units * self.blocks
@@ -287,14 +298,17 @@ class FewTile:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How blocks share tiles: a block has `each` stripes of `stripe` tiles, `round` at once."""
+    """How blocks share tiles: a block has `each` stripes of `stripe` neighbouring tiles.
+
+    round: stripes of a block whose sums are in shared memory at once.
+    """
 
     stripe: int
     each: int
     round: int
 
     def blocks(self, n_tiles: int) -> int:
-        """Return the blocks that multiply `n_tiles` tiles."""
+        """Return the number of blocks for `n_tiles` tiles."""
         return ceil_div(ceil_div(n_tiles, self.stripe), self.each)
 
 
@@ -319,22 +333,16 @@ def _gemm_few(features: Features, key: TileKey) -> FewTile:
 
 
 @dataclass(frozen=True, slots=True)
-class FewSlotTile:
+class FewSlotTile(RowsTile):
     """A tile of a GEMM of few slots of each expert (kernels/gemm_slots.cu).
 
-    x_tiles: tiles of 8 slots. team: warps that split the columns of 16 weight rows. teams: of a
-    block, which multiply different rows. blocks: of an SM at once.
+    x_tiles: tiles of 8 slots. team: warps that split the columns of 16 weight rows (split-K).
+    teams: teams of a block, each with its own weight rows. blocks: resident blocks per SM.
     """
 
-    x_tiles: int
     team: int = field(metadata={"steps": range(1, MANY_WARPS + 1)})
     teams: int = field(metadata={"steps": range(1, MANY_WARPS + 1)})
     blocks: int = field(metadata={"steps": (1, 2, 3, 4)})
-
-    @property
-    def batch(self) -> int:
-        """Slots that a block multiplies at once."""
-        return 8 * self.x_tiles
 
     @property
     def warps(self) -> int:
@@ -342,7 +350,7 @@ class FewSlotTile:
         return self.team * self.teams
 
     def chunk(self, key: TileKey) -> int:
-        """Return the tiles of a team whose outputs are whole 8-bit blocks, if such are stored."""
+        """Return the tiles of a team in a chunk, whose outputs are whole Q8 blocks if stored so."""
         return BLOCK_ROWS // FEW_TILE_ROWS if key.stores_blocks and self.teams % 2 else 1
 
     def round(self, key: TileKey) -> int:
@@ -355,10 +363,8 @@ class FewSlotTile:
         return self.round(key) * self._tile_bytes(key)
 
     def grid(self, features: Features, key: TileKey, slots: int) -> int:
-        """Return the blocks that share `slots` slots of all experts."""
-        chunks = ceil_div(key.rows, self._chunk_rows(key))
-        segments = min(key.experts, slots) + slots // self.batch  # at most
-        return min(chunks * segments, features.compute_units * self.blocks)
+        """Return the number of blocks that share `slots` slots of all experts."""
+        return _slot_grid(self, features, key, slots, self._chunk_rows(key))
 
     @property
     def defines(self) -> tuple[tuple[str, int], ...]:
@@ -386,19 +392,36 @@ class FewSlotTile:
         return 4 * self.teams * sums
 
 
+def _slot_grid(
+    tile: FewSlotTile | VectorSlotTile,
+    features: Features,
+    key: TileKey,
+    slots: int,
+    chunk_rows: int,
+) -> int:
+    """Return the number of blocks that share `slots` slots and chunks of `chunk_rows` rows.
+
+    A segment is up to `tile.batch` slots of one expert. The segments are counted from above, and
+    the blocks are at most those that fit on the device at once.
+    """
+    segments = min(key.experts, slots) + slots // tile.batch
+    chunks = ceil_div(key.rows, chunk_rows)
+    return min(chunks * segments, features.compute_units * tile.blocks)
+
+
 def few_slots(features: Features, key: TileKey) -> FewSlotTile:
     """Return the tile of a GEMM of few slots of each expert."""
     return features.tuned.choose(key, lambda: _few_slots(key))
 
 
 def _few_slots(key: TileKey) -> FewSlotTile:
-    """Return the tile with the most warps at work, and with as large teams as possible."""
+    """Return the tile with the fewest idle warps; of several, the one with the largest teams."""
     groups = ceil_div(key.cols, GROUP_COLS)
 
-    def at_work(team: int) -> tuple[float, int]:
+    def busy_warps(team: int) -> tuple[float, int]:
         return groups / ceil_div(groups, team) * (WARPS // team), team
 
-    team = max(range(1, min(groups, WARPS) + 1), key=at_work)
+    team = max(range(1, min(groups, WARPS) + 1), key=busy_warps)
     return FewSlotTile(1, team, WARPS // team, blocks=2)
 
 
@@ -406,8 +429,8 @@ def _few_slots(key: TileKey) -> FewSlotTile:
 class VectorSlotTile:
     """A tile of a GEMV of few slots of each expert (kernels/gemv_slots.cu).
 
-    batch: slots that are multiplied at once. warps: of a block. units: of weights that a lane has
-    in flight. blocks: of an SM at once.
+    batch: slots that are multiplied at once. warps: warps per block. units: units of weights in
+    flight per lane. blocks: resident blocks per SM.
     """
 
     batch: int
@@ -416,23 +439,20 @@ class VectorSlotTile:
     blocks: int = field(metadata={"steps": (1, 2, 3, 4)})
 
     def rows(self, key: TileKey) -> int:
-        """Return the weight rows of a lane in a pass."""
+        """Return the weight rows that a lane multiplies in one pass."""
         return max(1, self.units // (key.weights * self._deep(key)))
 
     def chunk(self, key: TileKey) -> int:
-        """Return the rows of a chunk: of a pass, or whole 8-bit blocks."""
+        """Return the weight rows of a chunk: those of a pass, at least one Q8 block."""
         return max(self._pass_rows(key), BLOCK_ROWS)
 
     def grid(self, features: Features, key: TileKey, slots: int) -> int:
-        """Return the blocks that share `slots` slots of all experts."""
-        segments = min(key.experts, slots) + slots // self.batch  # at most
-        chunks = ceil_div(key.rows, self.chunk(key))
-        return min(chunks * segments, features.compute_units * self.blocks)
+        """Return the number of blocks that share `slots` slots of all experts."""
+        return _slot_grid(self, features, key, slots, self.chunk(key))
 
     @property
     def defines(self) -> tuple[tuple[str, int], ...]:
-        segment, warps = ("SEGMENT", self.batch), ("WARPS", self.warps)
-        return segment, warps, ("MIN_BLOCKS", self.blocks)
+        return ("SEGMENT", self.batch), ("WARPS", self.warps), ("MIN_BLOCKS", self.blocks)
 
     def sizes(self, key: TileKey) -> tuple[tuple[str, int], ...]:
         """Return the macros that depend on the product too."""
@@ -460,9 +480,9 @@ def vector_slots(features: Features, key: TileKey, slots: int) -> VectorSlotTile
 
 
 def _vector_slots(features: Features, key: TileKey, slots: int) -> VectorSlotTile:
-    """Return a tile for single slots, or for several slots of many experts.
+    """Return a tile for several slots of many experts, or a smaller one for few slots.
 
-    The latter needs all registers, and code for other architectures than Hopper spills more.
+    The former needs all registers, and spills more on architectures other than Hopper.
     """
     if features.warp_groups and 2 * slots > key.experts:
         return VectorSlotTile(4, WARPS // 2, 8, blocks=4)
@@ -470,15 +490,14 @@ def _vector_slots(features: Features, key: TileKey, slots: int) -> VectorSlotTil
 
 
 @dataclass(frozen=True, slots=True)
-class StreamTile:
+class StreamTile(RowsTile):
     """A tile of a stream-K GEMM by warp groups (kernels/gemm_stream.cu).
 
-    x_tiles: tiles of 8 rows of x. row_groups: warp groups with 64 weight rows of each matrix.
-    col_groups: warp groups that share the columns of the same weight rows. stages: groups of 256
-    columns of x in shared memory, for each of them. blocks: of an SM at once.
+    row_groups: warp groups with 64 weight rows of each matrix. col_groups: warp groups that split
+    the columns of the same weight rows. stages: groups of 256 columns of x in shared memory per
+    warp group. blocks: resident blocks per SM.
     """
 
-    x_tiles: int
     row_groups: int
     col_groups: int
     stages: int
@@ -488,11 +507,6 @@ class StreamTile:
     def rows(self) -> int:
         """Weight rows of a tile."""
         return STREAM_ROWS * self.row_groups
-
-    @property
-    def batch(self) -> int:
-        """Rows of x of a block."""
-        return 8 * self.x_tiles
 
     @property
     def defines(self) -> tuple[tuple[str, int], ...]:
@@ -511,10 +525,10 @@ class StreamTile:
 
 
 def takes_stream(features: Features, rows: int, cols: int, n_x: int) -> bool:
-    """Return whether a stream-K GEMM multiplies `rows` weight rows of `cols` columns faster.
+    """Return whether a stream-K GEMM is faster than gemm_mma for `n_x` rows of x.
 
-    rows: of all matrices. Up to 32 rows of x it beats gemm_mma if each warp group multiplies
-    several groups of columns, of rows that are not short.
+    rows: weight rows of all matrices, of `cols` columns. Up to 32 rows of x, each warp group must
+    have several groups of columns, and rows must be long.
     """
     if not features.warp_groups or not MIN_STREAM_X <= n_x <= MAX_STREAM_X:
         return False
@@ -536,10 +550,10 @@ def _gemm_stream(key: TileKey) -> StreamTile:
 
 
 class SlotTiles(TunedTiles):
-    """The tiles of `table`, or else of this module, for the kernels experts and moe_down.
+    """Tiles for the kernels experts and moe_down: those of `table`, or else of this module.
 
-    Their lowering is that of other GPUs. Slots of a few tokens fill the device, so each warp takes
-    many weight rows and reads the activations less often.
+    All GPU backends share the lowering of these kernels. On CUDA devices, the slots of a few tokens
+    fill the device, so each warp takes many weight rows, which saves reads of activations.
     """
 
     def __init__(self, table: TunedTiles) -> None:
@@ -550,7 +564,7 @@ class SlotTiles(TunedTiles):
 
 
 def _slot_tile(key: TileKey) -> GemvTile | None:
-    """Return the tile of the slots of a few tokens, None if the shared formula chooses it."""
+    """Return the tile for the slots of a few tokens; None leaves it to the shared formula."""
     least = SEVERAL_SLOT_ROWS.get(key.kernel)
     if least is None or key.rows < least or key.experts or key.type in FLOATS:
         return None
@@ -596,7 +610,7 @@ def _blocks(tile: MmaTile, key: TileKey) -> int:
 
 
 def _gemm_tile(features: Features, key: TileKey) -> MmaTile:
-    """Return the tile of a GEMM whose warps multiply alone, as if its grid were full."""
+    """Return the tile of a GEMM without warp groups and without splits among blocks."""
     row_tiles = 2 // key.weights
     if key.n_x <= 16:  # gate and up have different formats; gemm_few.cu multiplies all others
         return MmaTile(2, ceil_div(key.n_x, 8), warps=8, split=8, blocks=2)
@@ -625,7 +639,7 @@ def _is_short(features: Features, key: TileKey) -> bool:
 
 
 def _gemm_32(features: Features, key: TileKey) -> MmaTile | None:
-    """Return the tile for up to 32 rows of x whose blocks fill the device once, None if none does.
+    """Return the tile for up to 32 rows of x whose blocks fill the device once, None without one.
 
     Warps that share the columns of a tile convert the rows of x themselves.
     """
@@ -681,7 +695,7 @@ def float_shared_bytes(tile: MmaTile, type: GGMLType) -> int:
 
 
 def experts(features: Features, key: TileKey) -> MmaTile:
-    """Return the tile of products with experts. Without stages it is one of gemm_mma.cu."""
+    """Return the tile of products with experts (gemm_experts.cu; gemm_mma.cu without stages)."""
     return features.tuned.choose(key, lambda: _experts(features, key))
 
 
@@ -702,7 +716,7 @@ def _experts(features: Features, key: TileKey) -> MmaTile:
 
 
 def _with_passes(features: Features, tile: MmaTile, key: TileKey) -> MmaTile:
-    """Return the tile with several passes over slots that are copied once, if they are short."""
+    """Return the tile with several passes over slots kept in shared memory, if those fit there."""
     resident = replace(tile, stages=max(2, slab_count(key)))
     if resident.shared_bytes + OTHER_SHARED_BYTES > features.most_shared_bytes // tile.blocks:
         return tile

@@ -28,14 +28,14 @@ from zinc.gpu.tiles import units
 from zinc.gpu.tiling import TABLE_BYTES, TILINGS, Tiling, is_power_of_two
 from zinc.gpu.tuned import TileKey
 
-MAX_LANE_UNITS = 32  # units of weights in flight in a lane, and sums
+MAX_LANE_UNITS = 32  # per lane: units of weights in flight, or sums
 WARP = 32
 SM_REGISTERS, LANE_REGISTERS = 65536, 255
 MAX_SPLITS, MAX_STAGES, MAX_DEEP, MAX_BLOCKS, MAX_PASSES = 16, 6, 4, 4, 16
 SM_THREADS = 2048
 MAX_VECTOR_SLOTS = 4  # of an expert that gemv_slots.cu multiplies at once
-GROUP_WARPS = 8  # that multiply, in two groups (group_rows.cuh states their registers)
-GROUP_THREADS = 128  # that copy slabs for them
+GROUP_WARPS = 8  # of both multiplying groups (group_rows.cuh states their registers)
+GROUP_THREADS = 128  # of a warp group, such as the one that copies slabs
 
 
 def gemv_refusal(features: Features, key: TileKey, tile: CudaGemvTile) -> str:
@@ -67,7 +67,7 @@ def gemv_refusal(features: Features, key: TileKey, tile: CudaGemvTile) -> str:
 
 
 def gemv_seeds(features: Features, key: TileKey) -> Iterable[CudaGemvTile]:
-    """Yield tiles whose rows one warp multiplies, and tiles whose rows many warps share."""
+    """Yield tiles without split-K, and tiles whose rows several warps split."""
     batch = key.rounded.n_x
     for waves, split, rows, deep in ((8, 1, 4, 2), (8, 4, 4, 2), (8, 8, 2, 2), (4, 1, 1, 4)):
         most = ceil_div(units(key), split * features.subgroup)
@@ -123,7 +123,7 @@ def _refusal(
 ) -> str:
     """Return why no tensor core GEMM can run a tile.
 
-    shared_bytes: of its stages. sums: that a lane keeps for each number.
+    shared_bytes: shared memory of the stages. sums: accumulators of a lane for each output.
     """
     sizes = (tile.row_tiles, tile.warps, tile.split, tile.splits, tile.spread)
     if not all(map(is_power_of_two, sizes)):
@@ -148,7 +148,7 @@ def _refusal(
 
 
 def _sums_fit(key: TileKey, tile: MmaTile, sums: int) -> bool:
-    """Return whether the sums of a lane leave a quarter of its registers to weights and rows."""
+    """Return whether accumulators take at most three quarters of a lane's registers."""
     used = 4 * sums * key.weights * tile.row_tiles * tile.x_tiles
     registers = min(LANE_REGISTERS, SM_REGISTERS // (tile.blocks * tile.warps * WARP))
     return used <= registers * 3 // 4
@@ -200,7 +200,7 @@ def gemm_seeds(features: Features, key: TileKey) -> Iterable[MmaTile]:
 
 
 def expert_seeds(features: Features, key: TileKey) -> Iterable[MmaTile]:
-    """Yield tiles for few slots, and tiles in stages: few, or all slabs and several passes."""
+    """Yield tiles for few slots, tiles with few stages, and tiles with all slabs and passes."""
     row_tiles, slabs = 2 // key.weights, slab_count(key)
     if key.n_x <= 16:
         yield MmaTile(row_tiles, 1, warps=8, split=4, blocks=2)

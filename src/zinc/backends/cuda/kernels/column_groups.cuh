@@ -1,6 +1,6 @@
-// Groups of 256 columns of few rows of x as operands of tensor cores in registers, and their products
-// with groups of weights (group_weights.cuh). Lane c of a quad has units c and c + 4 of row lane / 4 of
-// each 8 rows of x.
+// Activations of few rows as tensor core operands in registers, and their products with weights
+// (group_weights.cuh). Both are processed in groups of 256 columns, or 8 units of 32 columns. Lane
+// c of a quad holds units c and c + 4 of row lane / 4 of each tile of 8 rows of x.
 //   X_TILES   tiles of 8 rows of x
 
 #pragma once
@@ -8,11 +8,11 @@
 #include "group_weights.cuh"
 #include "floats.cuh"
 
-#define CHAINS (X_TILES == 1 ? 2 : 1) // sums of a product, whose additions do not wait for each other
+#define CHAINS (X_TILES == 1 ? 2 : 1) // independent accumulators, so that MMAs overlap
 
 #define ROWS_BYTES (2560 * X_TILES) // of a group of x in shared memory
 
-/// A lane's units of a group of x as they are stored.
+/// A lane's units of a group of x as stored in memory: 8-bit values, scales and sums.
 struct StoredRows
 {
     uint4 bytes[X_TILES][2][2];
@@ -30,7 +30,7 @@ struct StoredRows
             }
     }
 
-    /// Starts copies of a whole group of `n_x` rows from `x` on to shared memory.
+    /// Starts asynchronous copies of one group of the `n_x` rows at `x` to shared memory.
     MEMBER static void copy(
         uint8_t* shared, uint8_t* x, uint stride, uint n_x, uint group, uint lane)
     {
@@ -60,14 +60,14 @@ struct StoredRows
     }
 };
 
-/// A lane's units of a group of x, multiplied by a power of two as half_rows.cuh describes, but for
-/// each group by its own.
+/// A lane's units of a group of x as float16. Each group of a row is scaled by its own power of two
+/// (half_rows.cuh explains the scale).
 struct GroupRows
 {
     uint numbers[X_TILES][2][STEPS][2]; // of unit c and of unit c + 4
-    float inverses[X_TILES][2];         // of rows 2 c and 2 c + 1, which a lane has sums of
+    float inverses[X_TILES][2];         // of rows 2 c and 2 c + 1, whose sums the lane holds
 #if WHOLE_SCALES && MINIMUMS
-    uint sums[X_TILES][2]; // of both units, times SUM_FACTOR: a pair, and what it lacks to float32
+    uint sums[X_TILES][2]; // sums of both units times SUM_FACTOR as float16, and residuals
 #endif
 
     MEMBER void convert(const StoredRows& x, uint lane)
@@ -101,7 +101,7 @@ struct GroupRows
     }
 };
 
-/// Returns sum e of a product.
+/// Returns element e of a product: the total of all accumulators.
 DEVICE float totalOf(const float (&sums)[CHAINS][4], uint e)
 {
     float total = sums[0][e];
@@ -109,7 +109,7 @@ DEVICE float totalOf(const float (&sums)[CHAINS][4], uint e)
     return total;
 }
 
-/// The products of a group with the rows of x.
+/// The products of a group of weights with the rows of x.
 struct GroupProducts
 {
     GroupWeights weights;
@@ -117,7 +117,7 @@ struct GroupProducts
 
     MEMBER GroupProducts(const StoredGroup& w, uint c) : weights(w, c), d {} {}
 
-    /// Adds the products of the units c + 4 i.
+    /// Multiplies the units c + 4 i and adds the products to `d`.
     MEMBER void add(const StoredGroup& w, const GroupRows& x, uint i)
     {
         weights.prepare(w, i);
@@ -130,7 +130,7 @@ struct GroupProducts
         }
     }
 
-    /// Returns the products with 8 rows of x, as `multiplyTiles` has sums.
+    /// Returns the products with x tile j, in the accumulator layout of `multiplyTiles`.
     MEMBER float4 of(const GroupRows& x, uint j) const
     {
         float m[4] = {};

@@ -1,17 +1,17 @@
-// GEMM of few rows of x with up to four matrices of one format and width on tensor cores (linear,
-// linear_glu). A tile has 16 rows of one matrix, or of both matrices of a gated product. A block
-// multiplies every gridDim.x-th stripe of tiles. Its WARPS warps split the columns, by groups of
-// 256. Each converts a group of x once for ROUND tiles, and adds up its sums of a tile in shared
-// memory, so that warps wait for each other only where a round ends.
+// GEMM of few rows of x on tensor cores (linear, linear_glu), with up to four matrices of the same
+// format and width. A tile has 16 rows of one matrix, or of both matrices of a gated product. A
+// block multiplies every gridDim.x-th stripe of tiles. Its warps split the columns in groups of 256
+// (split-K). A warp converts a group of x once for ROUND tiles and keeps its partial sums in shared
+// memory, so warps synchronise only at the end of a round.
 //   X_TILES     tiles of 8 rows of x
-//   ROUND       tiles whose sums are in shared memory at once
-//   STAGES      groups of weights of a warp in shared memory; with 0, one group is in registers
-//   BUFFER_X    the next group of x of a warp is copied to shared memory while it multiplies one
+//   ROUND       tiles whose partial sums are in shared memory at once
+//   STAGES      weight groups per warp in shared memory; 0: one group in registers
+//   BUFFER_X    1: each warp prefetches its next group of x to shared memory
 //   PRODUCT     LINEAR, or GLU: each row is multiplied with the same row of two matrices
-//   WHOLE       the rows of each matrix are whole tiles
-//   OUT_Q8      the output are rows of 8-bit blocks
-//   NORM_X      x are rows before the scale of a norm (unscaled_rows.cuh)
-//   NORM_Y      the output is stored as such rows too
+//   WHOLE       1: the rows of each matrix are a multiple of 16
+//   OUT_Q8      1: the output is stored as rows of Q8 blocks
+//   NORM_X      1: rows of x lack the scale of their norm (unscaled_rows.cuh)
+//   NORM_Y      1: the output is also stored as such rows
 
 #include "arguments.h"
 
@@ -29,12 +29,12 @@ using Arguments = GemvArguments;
 
 #define TILE 16
 #define BY_BLOCKS (OUT_Q8 || NORM_Y) // results are stored by blocks of 32
-#define STRIPE (BY_BLOCKS ? 32 / TILE : 1) // neighbouring tiles, whose outputs are whole blocks
+#define STRIPE (BY_BLOCKS ? 32 / TILE : 1) // neighbouring tiles whose outputs form whole blocks
 #define MATRICES (PRODUCT == GLU ? 2 : 1)
 #define GROUPS ((UNITS + GROUP_UNITS - 1) / GROUP_UNITS) // of a row
 #define TURNS ((GROUPS + WARPS - 1) / WARPS)             // groups of a row for one warp
-#define SLOTS (WARPS + (PRODUCT == LINEAR))              // sums of each warp, and residuals
-#define LANE_SUMS 4                                      // of a lane, for 8 rows of x
+#define SLOTS (WARPS + (PRODUCT == LINEAR))              // partial sums of each warp, and residuals
+#define LANE_SUMS 4                                      // per lane and tile of x
 #define TILE_SUMS (X_TILES * SUBGROUP * LANE_SUMS)
 
 #define SUMS_BYTES (ROUND * MATRICES * SLOTS * TILE_SUMS * 4)
@@ -57,7 +57,7 @@ DYNAMIC_SHARED(sharedMemory, SUMS_BYTES + STAGES_BYTES + BUFFER_X * WARPS * ROWS
 SHARED float scales[NORM_X ? BATCH : 1];              // of the rows of x
 SHARED float normWeights[NORM_Y ? ROUND * TILE : 1]; // of the norm of the output
 
-/// Number `index` of the sums of a slot for tile i of a round.
+/// Partial sum `index` of a slot, for tile i of a round.
 DEVICE float& sumAt(uint i, uint matrix, uint slot, uint index)
 {
     return ((float*)sharedMemory)[((i * MATRICES + matrix) * SLOTS + slot) * TILE_SUMS + index];
@@ -80,8 +80,8 @@ struct BlockTiles
     }
 };
 
-/// A step of a warp: a group of columns of tile i of a round, of each matrix. Steps take all tiles of
-/// a turn, then the next turn, then the next round.
+/// The loop position of a warp: one group of columns of tile i of a round, in each matrix. A warp
+/// takes all tiles of a turn, then the next turn, then the next round.
 struct Step
 {
     uint first = 0, turn = 0, i = 0; // first: tile of the round
@@ -100,7 +100,7 @@ struct Step
     MEMBER bool exists(uint warp) const { return GROUPS % WARPS == 0 || group(warp) < GROUPS; }
 };
 
-/// Returns where a lane's weights of a step are.
+/// Returns the location of a lane's weights for a step.
 DEVICE GroupPlace placeOf(
     ARGS, const Step& step, uint matrix, const BlockTiles& tiles, uint warp, uint lane)
 {
@@ -117,7 +117,7 @@ DEVICE GroupPlace placeOf(
 }
 
 #if STAGES > 0
-/// The groups of weights of a warp that are in flight to shared memory.
+/// Ring buffer of a warp's weight groups in shared memory, which are prefetched AHEAD groups ahead.
 struct Queue
 {
     Step step; // AHEAD groups ahead, if the warp's next group is of its last matrix
@@ -136,7 +136,7 @@ struct Queue
         if (AHEAD % MATRICES != 0) step.advance(tiles);
     }
 
-    /// Starts the copies of the group of a step, if there is one.
+    /// Starts the asynchronous copies of a step's group, if the step exists.
     MEMBER static void start(ARGS, const Step& step, uint matrix, uint8_t* stage,
         const BlockTiles& tiles, uint warp, uint lane)
     {
@@ -145,12 +145,12 @@ struct Queue
         commitCopies();
     }
 
-    /// Reads the group of a step, and starts the copies of the group AHEAD groups after it.
+    /// Reads the group of a step, and starts the copies of the group AHEAD groups later.
     MEMBER void next(StoredGroup& stored, ARGS, const Step& now, uint matrix,
         const BlockTiles& tiles, uint warp, uint lane)
     {
         waitForCopies<AHEAD - 1>();
-        __syncwarp(); // lanes read what others have copied, and all have read the group before
+        __syncwarp(); // all copies have arrived, and all lanes have read the previous group
         const bool is_ahead = (matrix + AHEAD) / MATRICES == AHEAD_TILES;
         start(args, is_ahead ? step : now, (matrix + AHEAD) % MATRICES, freed, tiles, warp, lane);
         stored.read(read, lane);
@@ -161,7 +161,7 @@ struct Queue
 };
 #endif
 
-/// Adds the products of a step to the warp's sums.
+/// Adds the products of a step to the partial sums of the warp.
 DEVICE void addToSums(
     const GroupProducts& products, const GroupRows& x, const Step& step, uint matrix, uint warp, uint lane)
 {
@@ -173,8 +173,8 @@ DEVICE void addToSums(
     }
 }
 
-/// Output `index` of the tiles of a round from tile `first` on, in the order of the sums: row b of x
-/// and row `row` of a part.
+/// One output of a round that begins at tile `first`: row b of x times row `row` of a matrix.
+/// Outputs have the order of the sums in shared memory.
 struct Output
 {
     uint i, index, t, b, row;
@@ -232,7 +232,7 @@ DEVICE void copyResiduals(ARGS, const BlockTiles& tiles, uint first, uint n, uin
         else copySmallAsync<4>(normWeights + i, (float*)args.norm + col);
     }
 #endif
-    if (STAGES == 0) commitCopies(); // else with the next weights
+    if (STAGES == 0) commitCopies(); // otherwise with the next weights
 }
 
 /// Stores the outputs of `n` tiles for `n_x` rows of x.
@@ -248,7 +248,7 @@ DEVICE void storeTiles(ARGS, const BlockTiles& tiles, uint first, uint n, uint n
             y = gated(args, *out.part, out.row, out.b, y, out.total(MATRICES - 1) * scale);
         else if (out.part->bias != nullptr) y += out.part->bias[out.row];
 #if BY_BLOCKS
-        sumAt(out.i, 0, 0, out.index) = y; // in place of a sum that no other thread reads
+        sumAt(out.i, 0, 0, out.index) = y; // replaces a sum that only this thread reads
 #else
         ((float*)rowAt(out.part->y, out.b, out.part->y_stride))[out.row] = y;
 #endif
@@ -328,7 +328,7 @@ EARLY_KERNEL(gemm_few, Arguments)
             Step after = step;
             after.turn = (step.turn + 1) % TURNS;
             if (after.turn == 0) after.first += ROUND;
-            __syncwarp(); // all lanes have read the rows before
+            __syncwarp(); // all lanes have read the previous rows
             if (after.first < tiles.count && after.exists(warp))
                 StoredRows::copy(nextRows, args.x, args.x_stride, n_x, after.group(warp), lane);
             if (STAGES == 0) commitCopies();
@@ -350,7 +350,7 @@ EARLY_KERNEL(gemm_few, Arguments)
             UNROLL for (uint i = 0; i < 2; i++)
             {
                 if (exists) products.add(stored, x, i);
-                // Registers of weights that have been multiplied take the next ones.
+                // Load the next weights into the registers that were just multiplied.
                 if (STAGES == 0 && more) stored.load(place, lane % 4, i);
             }
             if (exists) addToSums(products, x, step, m, warp, lane);
@@ -364,7 +364,7 @@ EARLY_KERNEL(gemm_few, Arguments)
         is_first = false;
         step = next;
         if (!next.beginsRound()) continue;
-        // Residuals are copied with the weights that the round starts to copy first.
+        // Residuals are in the same commit group as the first weights that the round prefetches.
         if (next.first >= tiles.count) waitForCopies<0>();
         else waitForCopies<(AHEAD < ROUND * TURNS ? AHEAD : ROUND * TURNS) - 1>();
         __syncthreads();

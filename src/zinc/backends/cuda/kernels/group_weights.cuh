@@ -1,9 +1,9 @@
-// Groups of 256 columns of weights as operands of tensor cores in registers.
+// Weights of 256 columns (a group) as tensor core operands in registers.
 //
-// A group has two slabs of 128 columns (half_rows.cuh, half_weights.cuh): lane c of a quad has units
-// c and c + 4 of the weight rows lane / 4 and lane / 4 + 8.
+// A group has two slabs of 128 columns (half_rows.cuh, half_weights.cuh), or 8 units of 32 columns.
+// Lane c of a quad holds units c and c + 4 of the weight rows lane / 4 and lane / 4 + 8.
 //   COLS             columns of a row
-//   FOLD_MINIMUMS    1: operands are weights less their minimums (whole_scales.cuh)
+//   FOLD_MINIMUMS    1: operands include the minimums of weights (whole_scales.cuh)
 
 #pragma once
 
@@ -18,16 +18,16 @@
 #define WHOLE_SCALES (FORMAT == Q4_K || FORMAT == Q5_K || FORMAT == Q6_K) // see whole_scales.cuh
 #define UNITS ((COLS + 31) / 32) // of a row
 
-/// Where a lane's weights of a group are: in two rows of a matrix.
+/// The location of a lane's weights of a group, in two rows of a matrix.
 struct GroupPlace
 {
     Matrix w;
     uint rows[2], group;
 
-    /// The number of the group in the first row, for formats whose blocks are groups.
+    /// The block index of the group in the first row, for formats with blocks of 256 columns.
     MEMBER uint block() const { return rows[0] * (UNITS / GROUP_UNITS) + group; }
 
-    /// Blocks from the first row to row h. It is a constant where the rows of tiles are.
+    /// The distance from the first row to row h in blocks; a constant unless rows are clamped.
     MEMBER uint blocksTo(uint h) const { return (rows[h] - rows[0]) * (UNITS / GROUP_UNITS); }
 };
 
@@ -55,7 +55,7 @@ DEVICE float approximateInverse(float x)
 #include "whole_scales.cuh"
 #else
 
-/// A lane's units of a group of weights, as they are stored: units c and c + 4 of two rows.
+/// A lane's units of a group of weights as stored in memory: units c and c + 4 of two rows.
 struct StoredGroup
 {
     StoredUnit units[2][2];
@@ -71,7 +71,7 @@ struct StoredGroup
 
 DEVICE void prefetchGroup(const GroupPlace&) {}
 
-/// The operands of a lane's units.
+/// The MMA operands of a lane's units.
 struct GroupWeights
 {
     uint c;
@@ -79,23 +79,23 @@ struct GroupWeights
 
     MEMBER GroupWeights(const StoredGroup& w, uint c) : c(c) {}
 
-    /// Decodes the units c + 4 i. Rows and groups are whole blocks of a format.
+    /// Decodes the units c + 4 i. Rows and groups contain whole blocks of the format.
     MEMBER void prepare(const StoredGroup& w, uint i)
     {
         UNROLL for (uint h = 0; h < 2; h++) units[h] = HalfUnit(w.units[h][i], 4 * i + c);
     }
 
-    /// Returns the operand of a word of the units c + 4 i, which `prepare` has decoded.
+    /// Returns the MMA operand of one word of the units c + 4 i. Call `prepare` first.
     MEMBER void fragment(const StoredGroup& w, uint i, uint word, uint (&a)[4]) const
     {
         units[0].pairs(word, a[0], a[2]);
         units[1].pairs(word, a[1], a[3]);
     }
 
-    /// Returns what a product of row h is multiplied by.
+    /// Returns the factor that scales the products of row h.
     MEMBER float factor(uint h) const { return 1.0f / WEIGHT_FACTOR; }
 
-    /// Returns the inverse of the factor of row h.
+    /// Returns 1 / `factor(h)`.
     MEMBER float inverse(uint h) const { return WEIGHT_FACTOR; }
 };
 

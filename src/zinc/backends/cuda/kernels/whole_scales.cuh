@@ -1,20 +1,21 @@
-// Groups of weights in Q4_K, Q5_K and Q6_K: a block of 256 columns each. A weight is q s d - m e, where
-// q, s and m are whole numbers, and d and e belong to the block. Tensor cores multiply q s, and m
-// by sums of x, or q s - m e / d with FOLD_MINIMUMS. d and e are applied to the results.
+// Groups of weights in Q4_K, Q5_K and Q6_K, whose blocks have 256 columns. A weight is q s d - m e:
+// q, s and m are integers, and d and e are the scales of the block. Tensor cores multiply x by q s,
+// and the sums of x by m. With FOLD_MINIMUMS they multiply x by q s - m e / d instead. The factors
+// d and e are applied to the results.
 //
-// Numbers are not converted: a whole number n below 1024 has the bits of the float16 number n 2^-24.
-// A product with s 2^k is n s 2^(k - 24), exact up to n s = 2048. Where a number
-// from a high nibble is left there, it is 16 n, so its k is less by 4.
+// Integers need no conversion to float16: the bits of an integer n below 1024 are those of the
+// subnormal float16 n 2^-24. The product with s 2^k is n s 2^(k - 24), exact up to n s = 2048. A
+// value that stays in a high nibble is 16 n, so its k is smaller by 4.
 
 #pragma once
 
-#define WHOLE_FACTOR 16777216.0f // 2^24, which turns such a number into n
-#define SUM_FACTOR 0.015625f     // of sums of x, which keeps them below the largest float16 number
+#define WHOLE_FACTOR 16777216.0f // 2^24, turns the float16 n 2^-24 into n
+#define SUM_FACTOR 0.015625f     // scales sums of x to the range of float16
 
 #if FORMAT == Q6_K
 
-/// Returns the bits of `mask` from a and the others from b. Compilers would split the instruction,
-/// as they see which bits are used.
+/// Returns the bits in `mask` from a and all others from b. It is inline assembly because the
+/// compiler would split the LOP3 where it knows that some bits are not used.
 DEVICE uint selectBits(uint mask, uint a, uint b)
 {
 #ifdef ZINC_EMULATED
@@ -29,15 +30,15 @@ DEVICE uint selectBits(uint mask, uint a, uint b)
 #define SCALE_FACTOR 256.0f // 2^k
 #define GROUP_BYTES 3072    // of a warp's group in shared memory
 
-/// The scales of a row's units c and c + 4. Each half of a unit has its own, and its numbers are
-/// 32 too large.
+/// The scales of a row's units c and c + 4: one for each half of a unit. Stored values are 32 too
+/// large, which `offset` corrects.
 struct BlockScales
 {
     uint s[2], offset[2];
 
     BlockScales() = default;
 
-    /// Makes the scales from those of both units as they are stored.
+    /// Decodes the stored scales of both units.
     MEMBER explicit BlockScales(const uint (&stored)[2])
     {
         UNROLL for (uint i = 0; i < 2; i++)
@@ -60,7 +61,7 @@ struct BlockScales
     }
 };
 
-/// A lane's units of a block: units c and c + 4 of two rows.
+/// A lane's part of a block as stored in memory: units c and c + 4 of two rows.
 struct StoredGroup
 {
     uint4 nibbles[2][2];
@@ -82,7 +83,7 @@ struct StoredGroup
         if (i == 0) loadScales(place, c);
     }
 
-    /// Loads the scales, which are not aligned for copies.
+    /// Loads the scales, whose alignment does not allow asynchronous copies.
     MEMBER void loadScales(const GroupPlace& place, uint c)
     {
         const uint16_t *s = place.w.s + 9 * place.block(), *own = s + c;
@@ -94,7 +95,7 @@ struct StoredGroup
         }
     }
 
-    /// Starts copies of a warp's group, but for the scales, to shared memory.
+    /// Starts asynchronous copies of a warp's group to shared memory, without the scales.
     MEMBER static void copy(uint8_t* shared, const GroupPlace& place, uint lane)
     {
         const uint unit = place.block() * GROUP_UNITS + lane % 4;
@@ -121,7 +122,7 @@ struct StoredGroup
     MEMBER BlockScales scalesOfRow(uint h, uint c) const { return BlockScales(scales[h]); }
     MEMBER float2 factorsOfRow(uint h) const { return float2(f16tof32(d[h]), 0.0f); }
 
-    /// Returns the numbers of a word of unit i: 0 and 2, 1 and 3.
+    /// Unpacks a word of unit i to values 0 and 2 (even) and 1 and 3 (odd).
     MEMBER void numbers(uint h, uint i, uint word, uint& even, uint& odd) const
     {
         const uint four = nibbles[h][i][word % 4] >> (word < 4 ? 0 : 4);
@@ -142,7 +143,7 @@ struct StoredGroup
 struct BlockScales
 {
     uint s[2]; // of both units, for low and for high nibbles
-    uint m;    // bits of whole numbers; with FOLD_MINIMUMS the negated minimums of operands
+    uint m;    // integer minimums; after `foldMinimums`, the float16 offsets of operands
 
     BlockScales() = default;
 
@@ -176,7 +177,7 @@ struct BlockScales
     }
 };
 
-/// A lane's units of a block: units c and c + 4 of two rows.
+/// A lane's part of a block as stored in memory: units c and c + 4 of two rows.
 struct StoredGroup
 {
     uint4 nibbles[2][2], heads[2];
@@ -202,7 +203,8 @@ struct StoredGroup
 
     MEMBER void loadScales(const GroupPlace&, uint) {}
 
-    /// Starts copies of a warp's group to shared memory. Lanes c of a quad share the heads.
+    /// Starts asynchronous copies of a warp's group to shared memory. Lanes 0 and 1 of a quad copy
+    /// the heads of its two rows.
     MEMBER static void copy(uint8_t* shared, const GroupPlace& place, uint lane)
     {
         const uint c = lane % 4, block = place.block(), unit = block * GROUP_UNITS + c;
@@ -239,7 +241,7 @@ struct StoredGroup
     MEMBER BlockScales scalesOfRow(uint h, uint c) const { return BlockScales(heads[h], c); }
     MEMBER float2 factorsOfRow(uint h) const { return halves(heads[h].x); }
 
-    /// Returns the numbers of a word of unit i: 0 and 2, 1 and 3.
+    /// Unpacks a word of unit i to values 0 and 2 (even) and 1 and 3 (odd).
     MEMBER void numbers(uint h, uint i, uint word, uint& even, uint& odd) const
     {
         const uint four = nibbles[h][i][word % 4], mask = word < 4 ? 0x000f000fu : 0x00f000f0u;
@@ -255,7 +257,7 @@ struct StoredGroup
 
 #endif
 
-/// Prefetches what a row has of a group, but for the scales, into L2.
+/// Prefetches a group of one row into L2, without the scales.
 DEVICE void prefetchGroup(const GroupPlace& place)
 {
     prefetchL2((uint4*)place.w.q + place.block() * GROUP_UNITS);
@@ -265,15 +267,15 @@ DEVICE void prefetchGroup(const GroupPlace& place)
 }
 
 #if FOLD_MINIMUMS
-/// Returns whether products with d do not matter beside those with e: d is 0, or e / d is no float16
-/// number. `factors` has both.
+/// Returns whether products with d are negligible beside those with e: d is 0, or e / d exceeds the
+/// range of float16. factors: d and e.
 DEVICE bool isNegligible(float2 factors)
 {
     return abs(factors.y) >= 60000.0f * abs(factors.x);
 }
 #endif
 
-/// The operands of a block, whose products are multiplied by a factor of their row.
+/// The MMA operands of a block. `factor` of a row scales its products.
 struct GroupWeights
 {
     BlockScales scales[2];
@@ -302,7 +304,7 @@ struct GroupWeights
 
     MEMBER void prepare(const StoredGroup& w, uint i) {}
 
-    /// Returns the operand of a word of the units c + 4 i.
+    /// Returns the MMA operand of one word of the units c + 4 i.
     MEMBER void fragment(const StoredGroup& w, uint i, uint word, uint (&a)[4]) const
     {
         UNROLL for (uint h = 0; h < 2; h++)
@@ -314,22 +316,22 @@ struct GroupWeights
         }
     }
 
-    /// Returns what a product of row h is multiplied by.
+    /// Returns the factor that scales the products of row h.
     MEMBER float factor(uint h) const { return factors[h].x * (WHOLE_FACTOR / SCALE_FACTOR); }
 
 #if FOLD_MINIMUMS
-    /// Returns the inverse of the factor of row h.
+    /// Returns 1 / `factor(h)`.
     MEMBER float inverse(uint h) const { return inverses[h] * (SCALE_FACTOR / WHOLE_FACTOR); }
 #endif
 
 #if MINIMUMS && !FOLD_MINIMUMS
-    /// Returns the operand of the minimums, whose rows of x are sums.
+    /// Returns the MMA operand of the minimums, which multiplies the sums of x.
     MEMBER void minimums(uint (&a)[4]) const
     {
         UNROLL for (uint e = 0; e < 4; e++) a[e] = scales[e % 2].m;
     }
 
-    /// Returns what the product of the minimums of row h with sums of x is multiplied by.
+    /// Returns the factor that scales the product of the minimums of row h with the sums of x.
     MEMBER float minimumFactor(uint h) const { return factors[h].y * (WHOLE_FACTOR / SUM_FACTOR); }
 #endif
 };
