@@ -186,7 +186,7 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """The engine, which one thread owns: run nothing on it while requests run."""
+        """The engine. One thread owns it: do not call it while requests run."""
         return self.model.engine
 
     @property
@@ -472,9 +472,9 @@ class LLM:
     ) -> list[RankedDocument]:
         """Return the documents that suit a query best, the best first.
 
-        top_n: the most to return (default: all). Scores are those of the model: probabilities of
-        some models, any numbers of others. Raises UnsupportedError if the model is no reranker, and
-        RequestError if a query and a document are longer than the context.
+        top_n: the most to return (default: all). Scores come from the model: some models give
+        probabilities, others unbounded numbers. Raises UnsupportedError if the model is no
+        reranker, and RequestError if a query and a document are longer than the context.
         """
         check_ranks(self.spec.kind)
         if top_n is not None and top_n < 1:

@@ -1,9 +1,9 @@
 """Adapt messages of OpenAI's chat API to a chat template.
 
 Clients send one form to all models: content as text or a list of parts, call arguments as JSON
-text, several calls in a message. `TemplateTraits` knows what a template accepts. What it has no
-place for is moved if possible: several calls become several messages, a system prompt becomes part
-of the first question, and tools become part of the system prompt.
+text, several calls in a message. `TemplateTraits` knows what a template accepts. Content that the
+template does not accept is moved if possible: several calls become several messages, a system
+prompt becomes part of the first question, and tools become part of the system prompt.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The output of a format's parser: collects events and drops white space around markers.
 
-Models write line breaks around markers that belong to neither side. White space is therefore held
+The line breaks that models write around markers belong neither to the text nor to the markers.
+White space is therefore held
 back: it is kept if text follows, and dropped if a marker follows.
 """
 

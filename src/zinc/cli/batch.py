@@ -1,7 +1,7 @@
 """`zinc batch`: answer a file of requests, in the form of OpenAI's batch API.
 
 The rows go through the endpoints of the server, in this process and without a port. Rows that the
-output has are skipped, so the same command goes on after an interruption.
+output already has are skipped, so the same command resumes an interrupted run.
 """
 
 from __future__ import annotations

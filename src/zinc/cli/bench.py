@@ -1,8 +1,8 @@
 """`zinc bench`: prefill and decode speed, compared with the limits of the machine.
 
-Prefill and decode are measured apart: the token that a prompt yields does not count as decode. A
-whole round of both runs first, unmeasured. Steps use random token ids and sample nothing outside of
-a profile, so the speed depends on the model's shape alone. With --json, stdout is one object.
+Prefill and decode are measured separately: the first token after a prompt does not count as decode.
+A warm-up round of both runs first. Steps use random token ids and, except in a profile, sample no
+token, so the speed depends on the model's shape alone. With --json, stdout is one object.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`zinc check`: what this machine can run, what keeps it from running well, and what mends that.
+"""`zinc check`: what this machine can run, what slows it down, and how to fix that.
 
 It tests the kernels of each device for ten seconds, and measures its bandwidth.
 """

@@ -14,7 +14,7 @@ from zinc.engine.load.planned import PlannedModel
 
 
 def report_of(planned: PlannedModel, context: int) -> FitReport:
-    """Return what a planned model takes, and its speed. A new device is measured visibly."""
+    """Return the memory and speed of a planned model. Prints progress if a device is measured."""
     return fit_report(planned, context, lambda backend: bandwidth_of(backend, measure_visibly))
 
 

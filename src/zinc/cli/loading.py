@@ -62,7 +62,7 @@ def print_choice(choice: BackendChoice) -> None:
 
 
 def sampling_params(args: argparse.Namespace, llm: LLM | None = None) -> SamplingParams:
-    """Return the sampling of the options; what they leave out is the model file's, or the default.
+    """Return the sampling parameters: of the options, else of the model file, else defaults.
 
     Raises RequestError, which names the option, if a value is out of range.
     """
@@ -79,7 +79,7 @@ def sampling_params(args: argparse.Namespace, llm: LLM | None = None) -> Samplin
 
 @contextmanager
 def context_from(options: str) -> Iterator[None]:
-    """Have an error about the context tell the user to make `options` smaller.
+    """Make errors about the context suggest smaller values of `options`.
 
     For commands that have no --context and choose one themselves.
     """

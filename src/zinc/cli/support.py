@@ -1,9 +1,8 @@
 """`zinc support`: which architectures and block formats run on which backend, with which kernels.
 
-Nothing is listed by hand: architectures are planned as a model would be
-(zinc.models.parts.probe), and every backend is asked for its kernels, which needs no device.
-docs/reference/support.md is the output of `--markdown`, where the CPU is shown at its portable
-level.
+All entries are computed: each architecture is planned like a model (zinc.models.parts.probe), and
+each backend lists its kernels, which needs no device. docs/reference/support.md is the output of
+`--markdown`, where the CPU is shown at its portable level.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`zinc tune`: find the fastest tiles of matrix products on a GPU, and keep them in a table.
 
 Each product is timed with many tiles, whose results are compared with the reference. Later runs of
-zinc use the table of the device. A tuning that was interrupted goes on where it ended.
+zinc use the table of the device. An interrupted run resumes where it ended.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _reference(backend: Backend) -> Backend:
-    """Return the reference for the plans of `backend`; one for each device if it adds up sums."""
+    """Return the reference for the plans of `backend`; one per device if devices add up sums."""
     from zinc.backends import api
     from zinc.backends.split import SplitBackend
 

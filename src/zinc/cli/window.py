@@ -18,8 +18,8 @@ Message: TypeAlias = dict[str, str]
 
 # Share of the context that is kept free for an answer, unless the answer is limited to less.
 ANSWER_SHARE = 1 / 8
-# Turns are left out until the rest takes this part: the next turns then find room, and their
-# prompts begin alike for the prefix cache.
+# Turns are left out until the rest takes this share of the context. The next turns then fit,
+# and their prompts share a prefix in the cache.
 KEPT_SHARE = 1 / 2
 
 

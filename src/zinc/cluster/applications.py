@@ -23,8 +23,8 @@ _TOGETHER = "models"  # application of replicas that serve all models
 _SHARED_PART = 0.5  # of Ray's object store, for shared prefixes
 _MORE_AFTER_S, _FEWER_AFTER_S = 5.0, 300.0  # with requests that queue, or none
 
-# Ray Serve runs a deployment in a thread beside its own, and passes each part of an answer between
-# them. In one thread, which the front and the server never block, requests take less time.
+# By default, Ray Serve runs a deployment in a second thread and passes each part of an answer
+# between the two. One thread is faster, and is safe because front and server never block it.
 _RUNTIME = {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}}
 
 # Options that replicas read.

@@ -44,7 +44,7 @@ def text(options: ClusterOptions, host: str, port: int, image: str | None = None
 
 
 def _check_reachable(options: ClusterOptions, host: str) -> None:
-    """Raise RequestError if a pod would only listen to itself, or to everyone by accident."""
+    """Raise RequestError if pods would listen on loopback, or without a key by accident."""
     if is_loopback(host):
         raise RequestError(
             f"pods cannot be reached on {host}",

@@ -163,10 +163,10 @@ def _wait_until_running(
 
 
 def _is_stalled(application: Any, options: ClusterOptions) -> bool:
-    """Return whether an update waits for room that no replica will leave.
+    """Return whether an update waits for room that no replica will free.
 
-    Ray Serve ends an update, even one that changes nothing of a model, when as many replicas run as
-    the queue asks for.
+    Ray Serve completes an update only when as many replicas run as the queue length requires, even
+    if the update does not change the model.
     """
     if application.status != ApplicationStatus.DEPLOYING or not options.max_replicas:
         return False

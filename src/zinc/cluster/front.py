@@ -43,12 +43,12 @@ from zinc.server.http.responses import JSONResponse, stop, unless_disconnected
 
 _ATTEMPTS = 5
 _PAUSE_S = 0.2  # before the second attempt; doubles with each further one
-_START_S = 60.0  # for a replica to begin with a request
+_START_S = 60.0  # time for a replica to begin with a request
 _UNKNOWN = (400, 404)  # statuses of a replica that does not have a stored response
 _BROADCAST = ("/models/load", "/models/unload")
 _HEALTH = ("/health", "/v1/health")
-_EACH_START_S = 5.0  # for a replica of each model to begin with a request that concerns all
-_REFUSED = (401, 403, 421)  # statuses of a replica that lets a client do nothing
+_EACH_START_S = 5.0  # time for a replica of each model to begin with a request to all models
+_REFUSED = (401, 403, 421)  # statuses with which a replica denies access
 _Reply = TypeVar("_Reply")
 _EVENTS, _LINES = b"text/event-stream", b"application/x-ndjson"
 
@@ -166,7 +166,7 @@ class Front:
         name = find_model(scope, asked, models)
         if name is not None:
             return models[name]
-        # Replicas check API keys; who has none should not learn the names of models either.
+        # Replicas check API keys. A client without a key must not learn model names either.
         probe = Forwarded(access_probe(scope), b"")
         reply = await self._whole(probe, next(iter(models.values())))
         if _status(reply) not in _REFUSED:
@@ -388,7 +388,7 @@ class _Answer:
             await self._send(message)
 
     def forget(self) -> None:
-        """Forget the start of an answer that another replica will give."""
+        """Discard the start of a response, because another replica will answer."""
         self._start = None
 
     async def fail(self, error: ApiError, receive: Receive) -> None:

@@ -1,7 +1,7 @@
 """The fronts of `zinc cluster up`: Ray actors that serve HTTP on the machine of Ray's head.
 
-A front never changes: other settings, models or versions of zinc start other fronts, which get the
-listening socket of those before them. Ray restarts a front that crashes.
+A front never changes. New settings, models or versions of zinc start new fronts, which take over
+the listening socket of the old ones. Ray restarts a front that crashes.
 
     FOLDER/NAME.stopping    there while the front NAME waits for its running answers
 """
@@ -102,10 +102,10 @@ def _folder() -> Path:
 
 
 def update(settings: Mapping[str, Any], count: int) -> None:
-    """Let `count` fronts with these settings serve (see `FrontActor`), and no others.
+    """Run exactly `count` fronts with these settings (see `FrontActor`).
 
-    Running answers of the others end first, which this function does not wait for. Raises a
-    ZincError if a front cannot serve; the others go on then.
+    Other fronts stop when their running answers have ended; this function does not wait for that.
+    Raises a ZincError if a new front cannot serve; the old fronts then continue.
     """
     text = json.dumps([zinc.__version__, dict(settings)], sort_keys=True)
     prefix = f"{_PREFIX}{hashlib.sha256(text.encode()).hexdigest()[:12]}-"

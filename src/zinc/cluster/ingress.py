@@ -1,6 +1,6 @@
 """The HTTP server of a front, without Ray.
 
-Ray Serve's own proxy would take longer than all the rest of a short request's way to a replica.
+For a short request, Ray Serve's own proxy would take longer than the rest of the path to a replica.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The listening socket of a cluster's address, which all of its fronts share.
 
-A front that starts gets the socket from one that listens already, through a Unix socket in a folder
-of the user, and opens it otherwise. Connections thus wait in one queue while fronts are replaced,
-and none is refused.
+The first front opens the socket. Later fronts receive it from a running front, through a Unix
+socket in a folder of the user. All connections therefore wait in one queue, and none is refused
+while fronts are replaced.
 
     folder/HOST-PORT-ID.sock    where a front gives its listening socket away
 """
@@ -27,7 +27,7 @@ _HINT = (
 
 
 def open_listener(host: str, port: int, folder: Path) -> socket.socket:
-    """Return a socket that listens on `host` and `port`, and is that of other fronts, if any.
+    """Return a socket that listens on `host` and `port`, shared with other fronts if any run.
 
     folder: of all fronts of one cluster. Raises RequestError if the address cannot be used.
     """
@@ -45,7 +45,7 @@ def open_listener(host: str, port: int, folder: Path) -> socket.socket:
 
 
 def _received(path: Path) -> socket.socket:
-    """Return the socket that the front at `path` gives away. Raises OSError."""
+    """Return the listening socket of the front at `path`. Raises OSError."""
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(_ANSWER_S)
         peer.connect(str(path))

@@ -40,8 +40,9 @@ def replica_memory(options: ClusterOptions) -> int:
     """Return the bytes of host memory that a replica needs; 0 if that is unknown.
 
     options: of a model's replicas, without `models`. The memory is that of weights, scratch memory
-    and one context of each model, as far as the memory budget admits them at a time. Memory of GPUs
-    is not counted, as Ray does not know it, and a model that only the replicas have is unknown.
+    and one context of each model, as far as the memory budget admits them at a time. GPU memory is
+    not counted, because Ray does not know it. The memory of a model that is not on this machine is
+    unknown.
     """
     local = replace(options, serve={**options.serve, "pull": False})
     try:

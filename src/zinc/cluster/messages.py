@@ -32,7 +32,7 @@ class Forwarded:
 class Part:
     """A part of a replica's answer: ASGI messages that were ready at the same time.
 
-    A part without messages says that the replica has begun, when the first messages take long.
+    A part without messages reports that the replica has begun, if its first messages take long.
     seconds: since the replica got the request.
     """
 

@@ -45,7 +45,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
-        """Note that a prompt is on its way to a replica."""
+        """Record that a prompt was sent to a replica."""
         request = _forwarded(pending_request)
         if request is not None and request.blocks and self._mode == "prefix":
             self._table.sent(replica_id.unique_id, split(request.blocks))

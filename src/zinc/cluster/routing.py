@@ -21,7 +21,7 @@ REPORTED_BLOCKS = 1 << 14
 
 REPORT_S = 2.0  # between the sketches that a replica reports
 
-_RECENT_REPORTS = 2  # reports that a prompt may be missing from, as it is not processed yet
+_RECENT_REPORTS = 2  # reports that may lack a routed prompt, which still waits
 
 
 class Sketch:
@@ -94,9 +94,9 @@ class RoutingTable:
     ) -> list[str]:
         """Return the replicas of `loads`, the best one for a prompt first.
 
-        loads: running and waiting requests of each replica. avoid: replicas that come last. A
-        replica that is much busier than another one is preferred for no prefix. Of equally good
-        ones, the one with the least in its cache comes first.
+        loads: running and waiting requests of each replica. avoid: replicas that come last. If a
+        replica is much busier than another one, its prefix does not count. Among replicas with the
+        same prefix and load, the one with the fewest cached blocks comes first.
         """
         avoided = set(avoid)
         least = min((n for name, n in loads.items() if name not in avoided), default=0)

@@ -4,7 +4,8 @@
     replica: find → directory, read → object store (of its own machine, or of another one)
 
 The directory knows where each cache file is, and drops the least recently used ones. Objects belong
-to the replica that wrote them, and vanish with it; the tokens of a file that has vanished are run.
+to the replica that wrote them, and vanish with it; the tokens of a vanished file are computed
+again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from zinc.kv.store import Entry
 
 Reference: TypeAlias = Any  # of an object, such as ray.ObjectRef
 
-_READ_FILES = 8  # that are asked for at a time
+_READ_FILES = 8  # references that are requested at a time
 
 
 class Directory:
@@ -56,7 +57,7 @@ class Directory:
         return missing
 
     def find(self, key: str, names: Iterable[str]) -> dict[str, tuple[Reference, int]]:
-        """Return the references and sizes in bytes of those files that are there."""
+        """Return the references and sizes in bytes of the files that exist."""
         return {name: self._files[key, name] for name in names if (key, name) in self._files}
 
 

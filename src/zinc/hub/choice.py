@@ -1,7 +1,7 @@
 """Choice of a quantisation for a download whose name states none.
 
-A model of at most SMALL_BYTES as Q8_0 is taken as Q8_0, because small models lose most below 8 bits
-and are fast anyway. A larger model is taken at about 4 bits: the loss is small, and decode, which
+Q8_0 is chosen if that file has at most SMALL_BYTES, because small models lose most below 8 bits and
+are fast anyway. For larger models about 4 bits are chosen: the loss is small, and decode, which
 reads every weight for each token, is fast. If that does not fit in memory, the next smaller
 quantisation that fits is taken.
 """

@@ -118,9 +118,9 @@ def parse(text: str) -> ModelName:
 
 
 def registry_name(text: str) -> str:
-    """Return the name of a model of Ollama's world as zinc writes it.
+    """Return a model name from an Ollama client or Modelfile in zinc's notation.
 
-    A name that is none of zinc's belongs to Ollama's registry.
+    A name that has none of zinc's forms is one of Ollama's registry.
     """
     try:
         parse(text)

@@ -66,9 +66,9 @@ class DiskCache:
     """The files of one pool in a store.
 
     The least recently used files are removed when there are more than `limit_bytes` (by default the
-    size of the pool). Not thread-safe: only the engine's thread may use it. If writing fails (no
-    space, no permission) or reading from the device, it warns once and pauses. Afterwards it writes
-    what was missed, or pauses for longer.
+    size of the pool). Not thread-safe: only the engine's thread may use it. If a write fails (no
+    space, no permission), or a copy from the device, the cache warns once and pauses. After the
+    pause it writes the files that it skipped. If that fails too, the next pause is longer.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class DiskCache:
         return taken
 
     def _write(self, node: Node, header: Header, views: Iterable[npt.NDArray[np.uint8]]) -> int:
-        """Have a file written with a copy of the views; return its size in bytes."""
+        """Queue a write of a copy of the views to a file; return its size in bytes."""
         data = b"".join(view.data for view in views)
         self._add(header, len(data))
 
@@ -200,7 +200,7 @@ class DiskCache:
         self._children[header.parent] += old is None
 
     def _drop(self, name: str) -> None:
-        """Remove a file from the index, and have it deleted."""
+        """Remove a file from the index, and queue its deletion."""
         file = self._files.pop(name, None)
         if file is None:
             return
@@ -238,7 +238,7 @@ class DiskCache:
         *,
         always: bool = False,
     ) -> None:
-        """Have the writer run `job`; during a pause only if `always`, for jobs that free space."""
+        """Queue `job` for the writer; during a pause only if `always`, for jobs that free space."""
         self._waiting_bytes += n_bytes
         self._jobs.append(_Job(self._writer.submit(self._try, job, always), n_bytes, write))
 
@@ -305,7 +305,7 @@ class DiskCache:
                 del self._touched[node]
 
     def adopt(self, header: Header, size: int) -> None:
-        """Take a file that another process wrote, with `size` bytes of data, for one of its own."""
+        """Add a file that another process wrote, with `size` bytes of data, to the index."""
         self._add(header, size)
 
     def discard(self, name: str) -> None:

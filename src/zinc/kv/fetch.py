@@ -4,8 +4,8 @@
 
 A file is named by the digest of the text that it ends, so the names of a prompt's files are known
 without asking. A prompt is looked up once, while it waits. Its files are fetched if that is likely
-to take less time than running the tokens; both rates are measured. Whatever is missing, damaged or
-late is run.
+to take less time than running the tokens; both rates are measured. Tokens whose files are missing,
+damaged or late are computed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WEIGHT = 0.2  # of a new measurement in the moving average
 
 @dataclass(slots=True)
 class FetchRates:
-    """Measured costs of fetching. find_s: to find the files of a prompt. byte_s: for each byte."""
+    """Measured costs of fetching. find_s: to find the files of a prompt. byte_s: to read a byte."""
 
     find_s: float = 2e-3
     byte_s: float = 1e-9
@@ -68,7 +68,7 @@ class _File:
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """The prefix of one prompt on its way from a store.
+    """An asynchronous fetch of the prefix of one prompt from a store.
 
     namespace: of the prompt. n_cached: tokens that the tree has. path: nodes of the blocks that it
     has, without the root. blocks: files of the next full blocks, in order. states, tails: files of
@@ -138,14 +138,14 @@ class Fetch:
                 continue
 
     def end(self) -> None:
-        """Say that no more files come."""
+        """Mark the queue as complete: no more files follow."""
         self._is_read = True
 
     # -- in the engine's thread -------------------------------------------------------------------
 
     def next(self) -> tuple[_File, bytes] | None:
         """Return the next file, None if none is ready now."""
-        is_read = self._is_read  # before looking: nothing comes after it was set
+        is_read = self._is_read  # read before the queue: no file is added later
         try:
             return self._ready.get_nowait()
         except queue.Empty:
@@ -155,7 +155,7 @@ class Fetch:
 
 
 class PrefixFetcher:
-    """Fetches from the store of `files` what the prefix tree of a pool lacks.
+    """Fetcher of prefixes that the store of `files` has and the prefix tree of a pool lacks.
 
     Only the engine's thread may use it.
     """
@@ -181,7 +181,7 @@ class PrefixFetcher:
         ends: Sequence[int],
         token_s: float | None,
     ) -> Fetch:
-        """Start to fetch what the tree lacks of the first `limit` tokens of a prompt.
+        """Start to fetch the part of the first `limit` tokens of a prompt that the tree lacks.
 
         key: token ids of the prompt, from `key_of`. ends: where a recurrent model may have left a
         checkpoint. token_s: seconds to run a token, None if unknown.

@@ -157,7 +157,7 @@ class Recovery:
             n_slots, room = n_slots - states, room - size
             chosen.update(path)
             order.append(path[::-1])
-        # The tree takes the order of insertion for that of use.
+        # The tree treats the order of insertion as the order of use.
         placed: dict[str, None] = {}
         for path in reversed(order):
             for name in path:

@@ -1,7 +1,7 @@
 """Slots for the recurrent states of sequences and of checkpoints.
 
-A recurrent state has the same size after any number of tokens, so a sequence holds one slot, which
-spans all recurrent layers, from its first step to its last. The prefix cache keeps checkpoints
+A recurrent state has the same size after any number of tokens, so a sequence holds one slot from
+its first step to its last. A slot spans all recurrent layers. The prefix cache keeps checkpoints
 (copies of states) in slots too and frees them when a sequence needs one.
 """
 

@@ -1,4 +1,4 @@
-"""Where cache files are kept besides the memory of their process: a store.
+"""Stores of cache files outside of the cache memory of a process.
 
 A store holds the files of one `key` (model, plan, layout, version), by name. Several processes may
 use one store: names are digests of texts, so a file means the same to each of them.
@@ -21,7 +21,7 @@ from zinc.kv.recovery import CacheFile, Recovery
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file in a store. place: where the store has it."""
+    """A file in a store. place: the location of the file in the store."""
 
     name: str
     n_bytes: int

@@ -73,8 +73,9 @@ def load(
 
     The output of a decoder is logits, that of an encoder its hidden rows.
 
-    rope: scaling to use in place of the file's. context: length of the longest sequence, from which
-    a scaling factor may follow; up to the `dense_context` of the spec, attention is dense.
+    rope: scaling to use in place of the file's. context: length of the longest sequence, which can
+    determine the scaling factor. Attention is dense if it is at most the `dense_context` of the
+    spec.
     extended: return the graph for sequences longer than the `plain_context` of the spec. hidden:
     keep the rows of all tokens that NextN blocks read, as `graph.hidden`.
 
@@ -141,7 +142,7 @@ def load_drafts(
 
 
 def is_encoder(file: GGUFFile) -> bool:
-    """Return whether a model file is an encoder; of one that zinc cannot load, what it says."""
+    """Return whether a file is an encoder; its metadata decides if zinc cannot load it."""
     try:
         return _described(file, None, None, False)[1].is_encoder
     except (ModelError, UnsupportedError, RequestError):

@@ -1,7 +1,7 @@
 """Trinity (AFMoE): norms before and after attention and MLP, and a gate on the attention output.
 
-Experts are chosen by sigmoid scores with a bias, after leading dense layers. Three sliding layers
-with RoPE and one that sees all tokens without take turns.
+Experts are chosen by sigmoid scores with a bias, after leading dense layers. Three sliding-window
+layers with RoPE alternate with one full-attention layer without RoPE.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Command R7B and Command A: three sliding layers with RoPE, then a full one without, in turn.
+"""Command R7B and Command A: three sliding layers with RoPE alternate with a full one without.
 
 Attention and MLP read the same rows. Layer norms have no bias, and the logits are scaled.
 """

@@ -1,6 +1,7 @@
 """EXAONE 4, dense: norms follow attention and MLP, none precede them; q and k are normalised.
 
-The large model has sliding layers with RoPE, and every fourth layer sees all tokens without RoPE.
+In the large model, every fourth layer has full attention without RoPE; the others have a sliding
+window and RoPE.
 """
 
 from dataclasses import replace

@@ -1,6 +1,7 @@
 """EXAONE with experts (K-EXAONE): sigmoid scores with a bias for the choice, a shared expert.
 
-Leading layers are dense. Sliding layers have RoPE, and every fourth layer sees all tokens without.
+Leading layers are dense. Every fourth layer has full attention without RoPE; the others have a
+sliding window and RoPE.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """Gemma 3n, text: several hidden states of a token, and a low-rank path beside attention (Laurel).
 
-Each layer has an embedding of the token ids of its own. The last layers share the KV of earlier
-ones, the first ones keep only the largest gates of the MLP. Scores are not scaled, and value heads
-are normalised without a weight.
+Each layer has its own embedding of the token ids. The last layers read the KV cache of earlier
+layers. The MLPs of the first layers keep only the largest gates. Scores are not scaled, and value
+heads are normalised without a weight.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ ONE_STATE = AltUp(1, 0, 0)
 class Gemma3nSpec(TokenInputSpec):
     """A spec with sparse gates, Laurel and AltUp.
 
-    cuts: for each layer, the standard deviations above the mean from which on it keeps gates; -inf
-    keeps all. rank: of the path beside attention.
+    cuts: for each layer, the smallest gate that its MLP keeps, in standard deviations above the
+    mean; -inf keeps all gates. rank: of the path beside attention.
     """
 
     cuts: tuple[float, ...] = ()
@@ -126,8 +126,8 @@ def build(g: Graph, spec: Gemma3nSpec, w: Weights) -> None:
 def block(layer: Layer, spec: Gemma3nSpec, states: Value, given: Value) -> Value:
     """Return the states [tokens, n * hidden] after one layer.
 
-    given: the layer's rows of `token_inputs`. What they add to the active state is added to all
-    states but the first.
+    given: the layer's rows of `token_inputs`. An MLP of the active state and these rows gives an
+    update, which is added to all states except the first.
     """
     g, altup = layer.g, spec.altup
     g.at(layer.name)

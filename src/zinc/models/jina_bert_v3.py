@@ -1,6 +1,6 @@
 """Jina Embeddings 3: an encoder with RoPE, an MLP without gate, and biases everywhere.
 
-Its files are the model without a task. Those of its tasks are LoRA adapters.
+The model file has no task; each task is a LoRA adapter in a file of its own.
 """
 
 from dataclasses import replace

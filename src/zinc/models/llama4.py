@@ -1,8 +1,8 @@
 """Llama 4, text: RoPE and attention in chunks, but every fourth layer has neither.
 
-Queries of layers without RoPE grow with the logarithm of their position. The others normalise
-queries and keys without weights, which may happen before RoPE: it does not change their length. The
-weight of an expert scales its input.
+Queries of layers without RoPE grow with the logarithm of their position. Layers with RoPE normalise
+queries and keys without weights. This norm can precede RoPE, because a rotation does not change the
+length of a vector. The weight of an expert scales its input.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from zinc.ops.moe import SIGMOID
 
 PROBE = {"expert_used_count": 1, "interleave_moe_layer_step": 2}
 CHUNK, GROWTH, PERIOD = 8192, 0.1, 4  # in models whose files do not state them
-WITHOUT_NORM = 128  # experts of Maverick; no key tells that it does not normalise queries and keys
+WITHOUT_NORM = 128  # experts of Maverick, whose files do not say that queries have no norm
 
 
 def spec(file: GGUFFile) -> ModelSpec:

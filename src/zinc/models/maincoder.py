@@ -1,4 +1,4 @@
-"""Maincoder, dense: RMS norm on every q and k head after RoPE, which turns neighbours."""
+"""Maincoder, dense: RMS norm on every q and k head after RoPE, which rotates adjacent pairs."""
 
 from dataclasses import replace
 

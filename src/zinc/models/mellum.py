@@ -1,6 +1,6 @@
 """Mellum 2: softmax over all experts, renormalised weights, q and k norms on every head.
 
-Three sliding layers, whose RoPE is not scaled, and one that sees all tokens take turns.
+Three sliding-window layers, whose RoPE is not scaled, alternate with one full-attention layer.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """MiMo V2: sliding layers with sinks and more KV heads, and experts after leading dense layers.
 
 Experts are chosen by sigmoid scores with a bias. Values have a scale and fewer dimensions than
-keys, and RoPE turns a part of each head.
+keys, and RoPE rotates a part of each head.
 """
 
 from dataclasses import replace

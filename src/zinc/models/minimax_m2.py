@@ -1,6 +1,6 @@
 """MiniMax M2: experts chosen by sigmoid scores with a bias, in every layer.
 
-q and k are normalised over all heads together, and RoPE turns a part of each head.
+q and k are normalised over all heads together, and RoPE rotates a part of each head.
 """
 
 from dataclasses import replace

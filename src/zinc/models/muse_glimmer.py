@@ -1,6 +1,7 @@
 """Muse Glimmer, text: a normalised embedding, and norms before and after attention and MLP.
 
-A gate scales the attention output. Sliding layers have RoPE, and the others see all tokens without.
+A gate scales the attention output. Sliding-window layers have RoPE; the other layers have full
+attention without RoPE.
 """
 
 from dataclasses import replace

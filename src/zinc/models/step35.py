@@ -1,8 +1,9 @@
 """Step 3.5 and 3.7 Flash: sliding layers with more heads, a gate for each head, and experts.
 
-RoPE turns all of a head in sliding layers and half of it in the others. Leading layers are dense;
-experts are chosen by sigmoid scores with a bias, and some layers limit activations. NextN blocks
-read rows that are not normalised, and have the attention that the file states for them.
+RoPE rotates all dimensions of a head in sliding-window layers, and half of them in the others.
+Leading layers are dense; experts are chosen by sigmoid scores with a bias, and some layers limit
+activations. NextN blocks read rows that are not normalised, and have the attention that the file
+states for them.
 """
 
 from dataclasses import replace

@@ -38,7 +38,8 @@ from zinc.server.runtime.pool import ModelPool
 class Application:
     """The server without its sockets.
 
-    asgi: the ASGI application. inside: the same without access checks, for requests from within.
+    asgi: the ASGI application. inside: the same without access checks, for requests from within the
+    process.
     pool: the models (None before the start). Raises FormatError if the file of a model does not
     exist, and RequestError if the folder of batches cannot be used.
     """

@@ -21,7 +21,7 @@ _CACHED = 1 << 16
 
 
 class CharacterMap:
-    """Replacements of character sequences; the longest one at a position is taken.
+    """Replacements of character sequences; the longest match at a position applies.
 
     data: the table, b"" for none. Raises ModelError, which names `path`, if it is damaged.
     """
@@ -58,8 +58,8 @@ class CharacterMap:
     def _find_places(self) -> re.Pattern[str]:
         """Return a pattern of the characters at which keys may begin.
 
-        Printable ASCII is left out unless something else than ASCII follows, as far as it begins no
-        other key.
+        A printable ASCII character counts only if a key of ASCII characters begins with it, or if a
+        character outside ASCII follows.
         """
         begins = [chr(c) for c in range(0x20, 0x7F) if self._units and self._begins_in_ascii(c)]
         others = f"|[{''.join(map(re.escape, begins))}]" if begins else ""

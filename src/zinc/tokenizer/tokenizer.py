@@ -327,7 +327,7 @@ def _check_count(ids: Sequence[int], limit: int) -> None:
 def _from_scores(fields: Fields) -> Tokenizer:
     vocabulary = read_vocabulary(fields)
     roles = assign_roles(vocabulary, fields, {"bos": 1, "eos": 2, "unk": 0})
-    # Phi 3 was trained without the whitespace after special tokens; only its name tells.
+    # Phi 3 was trained without whitespace after special tokens. Only the name identifies it.
     name = (fields.text("general.name") or "").lower()
     return Tokenizer(
         vocabulary,

@@ -79,8 +79,9 @@ def _damaged(vocabulary: Vocabulary, why: str) -> ModelError:
 def _pieces(vocabulary: Vocabulary) -> list[tuple[str, float]]:
     """Return the texts and scores of all tokens.
 
-    Only normal tokens take part: the others get texts that occur nowhere, and a score that does not
-    lower that of unknown characters, which is 10 below the lowest.
+    Only normal tokens are matched. The others get texts that occur nowhere and the lowest score of
+    a normal token: a lower one would also lower the score of unknown characters, which the library
+    sets to 10 below the lowest.
     """
     assert vocabulary.scores is not None
     normal = vocabulary.kinds == TokenKind.NORMAL

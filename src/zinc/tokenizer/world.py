@@ -49,7 +49,7 @@ def _escaped_bytes(match: re.Match[bytes]) -> bytes:
 
 
 class LongestMatchEncoder:
-    """Encoder of text without special tokens. Only normal tokens take part.
+    """Encoder of text without special tokens. Only normal tokens are matched.
 
     Raises ModelError if the vocabulary lacks a byte.
     """

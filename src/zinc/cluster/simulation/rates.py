@@ -19,8 +19,8 @@ class StepTimes:
 
     rows, seconds: measured steps, by their number of tokens, without the cost of cached keys. A
     step between two of them is interpolated; a larger one than all of them takes as long per token
-    as the largest. key_s: for each cached key that a decoding sequence reads. pair_s: for each
-    token of a prompt and key before it. step_tokens: most tokens of a step.
+    as the largest. key_s: seconds for each cached key that a decoding sequence reads. pair_s:
+    seconds for each pair of a prompt token and a key before it. step_tokens: most tokens of a step.
     """
 
     rows: tuple[int, ...]

@@ -242,7 +242,7 @@ class SimulatedReplica:
         self._share(job, job.prompt[:n_blocks], since=int(was_run / per_block))
 
     def _share(self, job: Job, blocks: Sequence[bytes], since: int = 0) -> None:
-        """Have a job hold `blocks` of the prefix cache; those from `since` on were used now."""
+        """Let a job share `blocks` of the prefix cache; mark those from `since` on as used now."""
         self._shared.update(blocks[len(job.shared) :])
         job.shared = blocks
         self._keep(blocks[since:])

@@ -170,7 +170,7 @@ def _request(line: dict[str, Any]) -> Request:
 
 
 def _with_answer(body: dict[str, Any], answer: str) -> dict[str, Any]:
-    """Return a request whose prompt also has the answer, as that of the next turn has."""
+    """Return a request whose prompt includes the answer, as the prompt of the next turn does."""
     if answer and isinstance(body.get("messages"), list):
         message = {"role": "assistant", "content": answer}
         return {**body, "messages": [*body["messages"], message]}

@@ -1,7 +1,8 @@
 """Alternating updates (Baykal et al. 2023, AltUp): several hidden states of each token.
 
-A row holds the states side by side, [n * hidden]. A layer predicts all of them from all, runs on
-the prediction of the active one only, and corrects each prediction by the change of that one.
+A row holds the states side by side, [n * hidden]. A layer predicts every state from all states, and
+runs on the prediction of the active state only. It then corrects every prediction by the change of
+the active state.
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ class AltUp:
         return w.matrix(name, self.hidden, self.hidden, self.n - 1)
 
     def predicted(self, layer: Layer, states: Value) -> Value:
-        """Return the predictions of all states, sums of all with coefficients of the token."""
+        """Return predictions of all states: sums of the states with the token's coefficients."""
         g, n = layer.g, self.n
         modes = self._modes(layer, self.activated(g, states))
         coefficients = g.linear(modes, layer.w.matrix("altup_predict_coef", n * n, n))
         return g.add(g.mix(states, coefficients, n_inputs=n, n_outputs=n), states)
 
     def corrected(self, layer: Layer, predicted: Value, x: Value) -> Value:
-        """Return the states after a layer that made x [tokens, hidden] of the active prediction."""
+        """Return the states after a layer with output x [tokens, hidden] for the active state."""
         g, n = layer.g, self.n
         one = Constant(f"ones_{n}", (1.0,) * n)
         coefficients = layer.w.matrix("altup_correct_coef", n, n)

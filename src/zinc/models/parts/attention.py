@@ -14,7 +14,7 @@ def attention(layer: Layer, x: Value) -> Value:
     A layer with `kv_layer` projects queries only and reads the cache of that layer.
     """
     g, spec, w, a = layer.g, layer.spec, layer.w, layer.attention
-    # Layers of an encoder take turns with one cache, since no step reads what another has stored.
+    # All layers of an encoder share one cache, because no step reads keys of another step.
     cache_name = layer.name if spec.causal else "text"
     gate: Value | None = None
     if a.gated and not a.gate_apart:

@@ -27,7 +27,7 @@ class RopeScaling:
 
     type: "none", "linear" or "yarn" (None: the file's, else yarn). factor: context extension, as a
     multiple of the original context (None: the file's, else what the requested context needs).
-    original_context: tokens that plain frequencies suffice for (None: the file's). always: scale
+    original_context: tokens up to which plain frequencies suffice (None: the file's). always: scale
     short sequences as well. Raises RequestError for impossible values.
     """
 

@@ -55,7 +55,7 @@ def hybrid_spec(file: GGUFFile, arch: str, *, grouped: bool = False) -> ModelSpe
 
 
 def hybrid_mixer(layer: Layer, x: Value) -> Value:
-    """Return Gated DeltaNet or attention, whichever the layer is, for normalised rows x.
+    """Return the output of the layer's mixer, Gated DeltaNet or attention, for normalised rows x.
 
     Rows are [tokens, hidden].
     """

@@ -3,7 +3,7 @@
     x = norm(token embedding + type embedding [+ position embedding])
     for each layer:  x = norm(x + attention(x));  x = norm(x + mlp(x))
 
-The output is x itself, [tokens, hidden]; pooling makes one row of those of a text.
+The output is x itself, [tokens, hidden]; pooling reduces the rows of a text to one.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ class TokenInputSpec(ModelSpec):
 def query_scale(m: Metadata, spec: ModelSpec, layers_of_largest: int) -> float:
     """Return the scale of attention scores, 1 / sqrt(d) unless the file states `attention.scale`.
 
-    d is the head size, but hidden / heads in the largest model of the family. No key tells that
-    model apart, so it is recognised by its number of layers. Source: google/gemma_pytorch,
-    query_pre_attn_scalar.
+    d is the head size, but hidden / heads in the largest model of the family. No metadata key
+    identifies that model, so it is recognised by its number of layers. Source:
+    google/gemma_pytorch, query_pre_attn_scalar.
     """
     a = spec.attention[0]
     d = spec.hidden // a.n_heads if spec.n_layers == layers_of_largest else a.head_dim
@@ -37,8 +37,8 @@ def query_scale(m: Metadata, spec: ModelSpec, layers_of_largest: int) -> float:
 def kv_owners(file: GGUFFile, sliding: Sequence[bool], n_shared: int) -> list[int | None]:
     """Return for each layer the layer whose cache it reads, None if it has its own.
 
-    The last `n_shared` layers read that of the last earlier layer of their kind, sliding or global.
-    Raises ModelError if there is none.
+    Each of the last `n_shared` layers reads the cache of the last earlier layer of its kind,
+    sliding or global. Raises ModelError if there is none.
     """
     owners: list[int | None] = []
     last: dict[bool, int] = {}  # slides -> the last layer of this kind that has a cache

@@ -26,7 +26,7 @@ class Indexer:
     """Sizes of the indexer of a layer.
 
     rank: width of the compressed queries. neox: how RoPE pairs dimensions. shared: the layer has no
-    indexer and attends to the positions that the layer before it does.
+    indexer, and attends to the same positions as the layer before it.
     """
 
     n_heads: int

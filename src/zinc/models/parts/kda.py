@@ -55,7 +55,7 @@ def kimi_delta_from(file: GGUFFile, arch: str, n_layers: int, *, low_rank: bool)
 
 
 def kimi_delta_mixer(layer: Layer, x: Value) -> Value:
-    """Return Kimi Delta Attention or latent attention, whichever the layer is, for rows x.
+    """Return the output of the layer's mixer, KDA or latent attention, for rows x.
 
     Rows are [tokens, hidden] and normalised.
     """
@@ -96,9 +96,10 @@ def _convolved(layer: Layer, net: KimiDelta, x: Value, part: str) -> Value:
 
 
 def _channels(layer: Layer, net: KimiDelta, x: Value, name: str) -> Value:
-    """Return a number for each channel of rows x, by the matrix `{name}_a`.
+    """Return the product of rows x with matrix `{name}_a`: a number for each channel.
 
-    With `low_rank`, it has as many rows as a head has channels, and the matrix `{name}_b` follows.
+    With `low_rank`, `{name}_a` has as many rows as a head has channels, and a second product with
+    `{name}_b` follows.
     """
     g, w, cols, rank = layer.g, layer.w, net.shape.k_cols, net.shape.k_dim
     if not net.low_rank:

@@ -93,8 +93,9 @@ def _temperature(m: Metadata, rope: Rope, scale: float) -> tuple[float, Rope]:
     """Return the scale of attention scores and the RoPE for YaRN with `mscale_all_dim`.
 
     There, the YaRN temperature 1 + 0.1 mscale ln(factor) applies to all dimensions of query and
-    key. So its square multiplies the score scale, and cosines and sines go without it. GGUF stores
-    0.1 mscale_all_dim; `mscale` is equal to mscale_all_dim in the published models.
+    key. Its square therefore multiplies the scale of scores, and cosines and sines have no
+    temperature. GGUF stores 0.1 mscale_all_dim; `mscale` is equal to mscale_all_dim in the
+    published models.
     """
     log_multiplier = m.optional_positive("rope.scaling.yarn_log_multiplier")
     if rope.scaling != "yarn" or not log_multiplier:
@@ -106,7 +107,7 @@ def _temperature(m: Metadata, rope: Rope, scale: float) -> tuple[float, Rope]:
 def _growing(m: Metadata, rope: Rope, rank: int) -> Rope | None:
     """Return the RoPE of queries that grow with the logarithm of their position, else None.
 
-    All dimensions of a query grow, those of its part in the latent of width `rank` as well.
+    All dimensions of a query grow, including those of its latent part of width `rank`.
     """
     growth = m.optional_positive("attention.temperature_scale")
     if not growth:
@@ -148,7 +149,7 @@ def latent_attention(layer: Layer, x: Value) -> Value:
 
 
 def _compressed(layer: Layer, a: LatentAttention, x: Value) -> Value:
-    """Return the normalised rows of the rank of queries, or x if they have none."""
+    """Return the normalised rows [tokens, q_rank] that queries are made of, or x if q_rank is 0."""
     if not a.q_rank:
         return x
     g, spec, w = layer.g, layer.spec, layer.w

@@ -40,7 +40,7 @@ class KeySelection:
 def normalise(
     g: Graph, spec: ModelSpec, w: Weights, x: Value, name: str, eps: float | None = None
 ) -> Value:
-    """Return the norm of rows x [rows, hidden], of the model's kind, with the weight `name`.
+    """Return rows x [rows, hidden] after the model's kind of norm, with the weight `name`.
 
     eps: that of the model by default.
     """
@@ -78,7 +78,7 @@ class Layer:
     def activation(self, limits: tuple[float, ...]) -> tuple[ActivationFn, dict[str, float]]:
         """Return the activation function of an MLP or of experts, and its attributes.
 
-        limits: for each layer, 0 for none; () if none has one.
+        limits: the limit of activations in each layer, 0 for no limit; () if no layer has one.
         """
         limit = limits[self.index] if limits else 0.0
         if limit and self.spec.activation is ActivationFn.SILU:

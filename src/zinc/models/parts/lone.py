@@ -43,11 +43,11 @@ def lone_spec(file: GGUFFile, arch: str) -> ModelSpec:
 
 
 def lone_part(layer: Layer, x: Value) -> Value:
-    """Return the part that the layer is for normalised rows x, [tokens, hidden] to the same."""
+    """Return the output [tokens, hidden] of the layer's only part for normalised rows x."""
     spec = layer.spec
     if spec.mlp_layers[layer.index]:
         if spec.experts is not None:
-            layer.w.require("exp_probs_b.bias")  # which the shared code takes for optional
+            layer.w.require("exp_probs_b.bias")  # optional for the shared code
             return expert_mlp(layer, spec.experts, x, None)
         return plain_mlp(layer, x, spec.ffn)
     return mamba2_or_attention(layer, x)

@@ -23,8 +23,8 @@ from zinc.ops.values import ActivationFn, RecurrentState, Value
 class Mamba2(Recurrence):
     """Layers of Mamba-2.
 
-    shape: its key heads are the groups (zinc.ops.ssm). eps: of the norm of the gated output, which
-    models may go without if norm_is_optional.
+    shape: its key heads are the groups (zinc.ops.ssm). eps: of the norm of the gated output; with
+    norm_is_optional, a model may lack this norm.
     """
 
     shape: DeltaShape
@@ -55,7 +55,7 @@ def mamba2_from(file: GGUFFile, arch: str, n_layers: int) -> Mamba2:
 
 
 def mamba2_or_attention(layer: Layer, x: Value) -> Value:
-    """Return Mamba-2 or attention, whichever the layer is, for normalised rows x.
+    """Return the output of the layer's mixer, Mamba-2 or attention, for normalised rows x.
 
     Rows are [tokens, hidden].
     """

@@ -55,7 +55,7 @@ def mamba1_from(
 
 
 def mamba1_or_attention(layer: Layer, x: Value) -> Value:
-    """Return Mamba or attention, whichever the layer is, for normalised rows x.
+    """Return the output of the layer's mixer, Mamba or attention, for normalised rows x.
 
     Rows are [tokens, hidden].
     """

@@ -111,8 +111,8 @@ class Metadata:
     def recurrent_layers(self, n_layers: int, *, interval: int = 1) -> tuple[bool, ...]:
         """Return for each layer of a hybrid whether it is recurrent.
 
-        Files list the layers, or those without KV heads are recurrent. Otherwise all are but the
-        last of each `full_attention_interval`, whose default is `interval`.
+        A file lists the layers, or gives recurrent layers no KV heads. Otherwise all layers are
+        recurrent except the last of each `full_attention_interval`, whose default is `interval`.
         """
         key = "attention.recurrent_layers"
         if self._is_array(key):
@@ -151,7 +151,7 @@ class Metadata:
     def limits(self, key: str) -> tuple[float, ...]:
         """Return the limit of activations in each block, 0 for none; () if none has one.
 
-        NextN blocks are counted. One that the file states nothing for has no limit.
+        The result includes NextN blocks. A block that the file does not list has no limit.
         """
         n_layers, n_nextn = self.layers()
         if not self._is_array(key):
@@ -170,7 +170,7 @@ class Metadata:
     def symmetric_window(self) -> int:
         """Return the window of an encoder: a token sees others less than this far away.
 
-        The file states the sum of both sides. 0: a token sees all of them.
+        The file states the sum of both sides. 0 means that a token sees all others.
         """
         both = self.optional_size("attention.sliding_window", MAX_CONTEXT)
         return both // 2 + 1 if both else 0
@@ -178,8 +178,8 @@ class Metadata:
     def sliding_layers(self, n_layers: int, period: int, *, full_first: bool = False) -> list[bool]:
         """Return for each layer whether it attends to a sliding window only.
 
-        Unless the file lists them, all layers do but the last of each `period`, or with
-        `full_first` the first of each.
+        Unless the file lists these layers, they are all layers except the last of each `period`
+        (with `full_first`, the first of each).
         """
         key = "attention.sliding_window_pattern"
         if self._is_array(key):

@@ -12,7 +12,7 @@ from zinc.ops.values import Value
 def mlp(layer: Layer, x: Value, residual: Value) -> Value:
     """Return residual + MLP(x) for normalised rows x [tokens, hidden].
 
-    Layers from `n_dense_layers` on have experts, if the model has any: the last of each period.
+    In a model with experts, the last layer of each period has them, from `n_dense_layers` on.
     """
     spec, e = layer.spec, layer.spec.experts
     if e is not None and layer.index >= spec.n_dense_layers and (layer.index + 1) % e.period == 0:
@@ -31,8 +31,9 @@ def plain_mlp(layer: Layer, x: Value, ffn: int) -> Value:
 def gated_mlp(layer: Layer, x: Value, ffn: int, cut: float = -inf) -> Value:
     """Return down(act(gate(x)) * up(x)) for rows x [tokens, hidden]; `ffn` is the inner width.
 
-    In files without ffn_gate, ffn_up holds the rows of the gate and then those of up. cut: only
-    gates that many standard deviations above the mean count, as in the op `statistical_top`.
+    In files without ffn_gate, ffn_up holds the rows of the gate and then those of up. cut: keep
+    only gates at least this many standard deviations above the mean, as in the op
+    `statistical_top`.
     """
     g, spec, w = layer.g, layer.spec, layer.w
     if w.stacks("ffn_up", 2 * ffn) and not w.has("ffn_gate"):

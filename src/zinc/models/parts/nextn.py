@@ -72,7 +72,7 @@ def nextn_tensors(file: GGUFFile, spec: ModelSpec) -> list[Tensor]:
 
 
 def check_nextn(file: GGUFFile, spec: ModelSpec) -> None:
-    """Raise ModelError if the counts in the metadata take a NextN block for a layer or vice versa.
+    """Raise ModelError if the metadata counts a NextN block as a layer, or a layer as a block.
 
     Raises UnsupportedError if the file has NextN blocks only.
     """
@@ -131,7 +131,7 @@ def join_nextn(file: GGUFFile, other: GGUFFile) -> GGUFFile:
 def _by_layer(
     file: GGUFFile, other: GGUFFile, n_layers: int, n_nextn: int
 ) -> dict[str, MetadataValue]:
-    """Return the arrays of `other` with a value for each block, for those of each layer."""
+    """Return the arrays of `other` that extend arrays of `file`, per layer, by the NextN blocks."""
     return {
         key: value
         for key, value in other.metadata.items()
@@ -176,8 +176,8 @@ def draft_decoder(
 
     Hidden rows are [outputs, hidden], or [tokens, hidden] if another block reads them. The host
     gives the row before each token. Embedding, final norm and head are those of the model, unless
-    the block has its own. mixer: the attention of the family. like: the layer that has the
-    attention of the block. A block without a router has a plain MLP.
+    the block has its own. mixer: the attention of the family. like: the layer whose kind of
+    attention the block has. A block without a router has a plain MLP.
     """
     index = spec.n_layers + block.depth
     own = replace(spec, attention=(*spec.attention, *[spec.attention[like]] * (block.depth + 1)))
@@ -188,7 +188,7 @@ def draft_decoder(
     hidden = spec.hidden
 
     def first(own: str, *shared: str) -> tuple[Weights, str]:
-        """Return where to find a tensor: the block's own, else the first one that is there."""
+        """Return weights and name of a tensor: the block's own, else the first of `shared`."""
         if layer.w.has(own):
             return layer.w, own
         return w, next((name for name in shared[:-1] if w.has(name)), shared[-1])

@@ -1,4 +1,4 @@
-"""Matrices after pooling, as those of EmbeddingGemma.
+"""Projection of pooled rows by one or two matrices (EmbeddingGemma).
 
 An embedding is dense_3 @ (dense_2 @ row) for the pooled row of a text. Files may have both
 matrices, the first, or none.
@@ -17,7 +17,7 @@ from zinc.ops.values import FloatArray, Weight
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Matrices [out, in] that make an embedding of a pooled row, the first one first."""
+    """Matrices [out, in] that turn a pooled row into an embedding, in order of application."""
 
     matrices: tuple[FloatArray, ...]
 

@@ -2,7 +2,7 @@
 
 The head reads one row of the text `query, document`: the first one of an encoder, the last one of a
 decoder. `cls.weight` and a tanh come first, then `cls.output.weight`; most files have one of the
-two. The first class is the score. Of a decoder the classes are "yes" and "no", and the score is the
+two. The first class is the score. The classes of a decoder are "yes" and "no", and the score is the
 probability of "yes". In ModernBERT, a GELU and the layer norm `cls.norm.weight` take the place of
 the tanh, and the head may read the mean of all rows.
 """
@@ -111,7 +111,7 @@ def rank_head(file: GGUFFile, spec: ModelSpec) -> RankHead:
 
 
 def _pooling(file: GGUFFile, spec: ModelSpec, is_modern: bool) -> str:
-    """Return the row that the head reads. Files of ModernBERT without the key mean the mean."""
+    """Return the row that the head reads. ModernBERT without the key uses the mean."""
     if spec.causal:
         return "last"
     number = file.int(f"{spec.arch}.classifier.pooling_type", default=1 if is_modern else 2)

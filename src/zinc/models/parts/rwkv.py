@@ -1,9 +1,9 @@
 """Layers of RWKV-7: a time mix with a recurrent state, and a channel mix in place of the MLP.
 
-Both read mixtures of each row with the one before it. The time mix makes decays, learning rates,
-gates and shares of the first layer's values with products of two small matrices. Sources: Peng et
-al. 2025, arXiv:2503.14456; the published code (PyPI, rwkv) and the tensors that llama.cpp's
-converter writes.
+Both read a mixture of each row and the row before it. In the time mix, low-rank products (two small
+matrices each) give the decays, the learning rates, the gates, and the share of the first layer's
+values. Sources: Peng et al. 2025, arXiv:2503.14456; the published code (PyPI, rwkv) and the tensors
+that llama.cpp's converter writes.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from zinc.models.parts.spec import ModelSpec
 def scaled(file: GGUFFile, spec: ModelSpec, *, residual: float = 1.0) -> ModelSpec:
     """Return `spec` with the scales in the metadata.
 
-    Those of `spec`, and `residual`, stand in for missing ones. All norms of the model must be of
-    the rows between layers. `logit_scale` in a file divides the logits.
+    Missing scales are taken from `spec` and `residual`. Every norm of the model must read the rows
+    between layers. `logit_scale` in a file divides the logits.
     """
     m = Metadata(file, spec.arch)
 

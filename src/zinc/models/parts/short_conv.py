@@ -28,7 +28,7 @@ def short_conv_spec(file: GGUFFile, arch: str) -> ModelSpec:
 
 
 def short_conv_mixer(layer: Layer, x: Value) -> Value:
-    """Return a gated convolution or attention, whichever the layer is, for normalised rows x.
+    """Return the output of the layer's mixer, a convolution or attention, for normalised rows x.
 
     Rows are [tokens, hidden].
     """

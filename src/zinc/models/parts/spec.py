@@ -55,11 +55,12 @@ class Attention:
     k_is_v: values are the K projection before norm and RoPE; there is no attn_v. v_norm: RMS norm
     without weight on every value head. kv_layer: the layer whose cache this one reads instead of
     having its own. sinks: a learned logit per head in the softmax denominator. v_scale: multiplies
-    the values. gated: the sigmoid of a gate for each column scales the output; attn_q makes it too,
-    or with gate_apart the matrix attn_gate, and with head_gate as well, one gate for each head.
+    the values. gated: the sigmoid of a gate scales each column of the output. The gates are rows of
+    attn_q, or with gate_apart a matrix attn_gate; with head_gate too, each head has one gate.
     softplus_gate: the gate is a softplus instead.
-    query_rope: the RoPE of queries, if it is not that of keys. top_k: the most positions that a
-    query sees, 0 for all. stacked_heads: attn_qkv has the rows of q, k and v for each head in turn.
+    query_rope: the RoPE of queries, if it differs from that of keys. top_k: the most positions that
+    a query sees, 0 for all. stacked_heads: attn_qkv has the rows of q, k and v for each head in
+    turn.
     """
 
     n_heads: int
@@ -174,9 +175,9 @@ class ModelSpec:
     MLP without a mixer; the others are mixers without an MLP. norm: kind of all norms. gated_mlp:
     the MLP multiplies by a gate. mlp_limits: as `Experts.limits`, for MLPs and shared experts.
     learned_positions: the embedding of a token's position is added to that of its id. logit_scale:
-    multiplies the logits. required_tensors: names that every layer must have, though other
-    architectures built from the same parts go without. causal: a token sees the tokens before it
-    only, as in every decoder. ranks: a head scores documents for queries.
+    multiplies the logits. required_tensors: tensors that every layer must have, although the shared
+    parts treat them as optional. causal: a token sees the tokens before it only, as in every
+    decoder. ranks: a head scores documents for queries.
     task_prompts: pairs of a purpose (query, document, classification, clustering, similarity) and
     the text that the model expects before a text to embed for it.
 
@@ -241,7 +242,7 @@ class ModelSpec:
 
     @property
     def dense_context(self) -> int:
-        """Tokens of the longest sequence in which all queries see all positions; 0: of any."""
+        """Most tokens of a sequence whose queries all see all positions; 0 is no limit."""
         return min((a.top_k for a in self.attention if a.top_k), default=0)
 
     def dense(self) -> ModelSpec:

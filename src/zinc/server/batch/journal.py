@@ -130,7 +130,7 @@ def digest(custom_id: str) -> bytes:
 
 
 def _open(path: Path) -> int:
-    """Return a descriptor of the file for appending, which no other process has."""
+    """Open a file for appending and lock it. Raises RequestError if another process has it open."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     if not lock(file):
         os.close(file)

@@ -62,7 +62,7 @@ class BatchQueue:
         self._task = asyncio.create_task(self._run_all())
 
     async def close(self) -> None:
-        """Stop. The batch that runs goes on when a server is started with the same folder."""
+        """Stop the queue. The next server with the same folder resumes the running batch."""
         if self._task is not None:
             await stop([self._task])
         self.store.close()
@@ -105,7 +105,7 @@ class BatchQueue:
                 await self._added.wait()
 
     async def _run_one(self, batch: Record) -> None:
-        """Run a batch to its end. Cancelling this leaves it to be gone on with."""
+        """Run a batch to its end. If this is cancelled, a later run resumes the batch."""
         store, id = self.store, batch["id"]
         try:
             if batch["status"] in ("validating", "in_progress"):

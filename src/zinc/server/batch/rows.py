@@ -1,7 +1,7 @@
 """The lines of a batch: requests in the input, answers and errors in the output.
 
-https://platform.openai.com/docs/api-reference/batch. An output line of a row without a usable
-`custom_id` has `line`, its line in the input, so that it can be told from others.
+https://platform.openai.com/docs/api-reference/batch. If a row has no usable `custom_id`, its output
+line has the member `line`, the number of the input line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Row:
 
 
 class RowError(Exception):
-    """A line that is no request. custom_id: as the line gives it, "" if it gives none."""
+    """A line that is not a valid request. custom_id: of the line, "" if it has none."""
 
     def __init__(self, error: ApiError, custom_id: str = "") -> None:
         super().__init__(error.message)
@@ -115,15 +115,16 @@ def duplicate(custom_id: str) -> ApiError:
 
 
 def answer_line(custom_id: str, reply: Reply) -> bytes:
-    """Return the output line of a row that an endpoint has answered, also with an error."""
+    """Return the output line of a row that an endpoint answered, possibly with an error status."""
     response = {"status_code": reply.status, "request_id": reply.request_id, "body": reply.body}
     return _line({"custom_id": custom_id, "response": response, "error": None})
 
 
 def error_line(custom_id: str, number: int, error: ApiError) -> bytes:
-    """Return the output line of a line that is no request.
+    """Return the output line of an input line that is not a valid request.
 
-    custom_id: "" if it has none of its own; then the output line has its `number`.
+    custom_id: "" if the line has no unique one; the output line then has the `number` of the input
+    line.
     """
     shared = {"response": None, "error": error.openai()["error"]}
     if custom_id:

@@ -24,7 +24,7 @@ _LINES_PER_TURN = 1000  # lines without a request after which other tasks run
 
 @dataclass(slots=True)
 class Counts:
-    """The progress of a batch. Rows that an earlier run has done count, tokens do not."""
+    """The progress of a batch. Rows of earlier runs are included, their tokens are not."""
 
     total: int = 0
     done: int = 0

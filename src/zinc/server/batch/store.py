@@ -3,8 +3,8 @@
     files/ID.json       what a file is       files/ID.jsonl      its contents
     batches/ID.json     what a batch is      batches/ID.jsonl    its journal, until it has ended
 
-A record is replaced in one step, after the contents that it names. A file without a record is what
-an upload that was cut off has left, and is removed when the folder is opened.
+A record is replaced atomically, after the contents that it names are written. A file without a
+record is left over from an interrupted upload, and is removed when the folder is opened.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class BatchStore:
         return [each for each in self._batches.values() if not _ended(each)]
 
     def set_status(self, batch: Record, status: str) -> None:
-        """Set the status of a batch and the time of this, and save the batch."""
+        """Set the status of a batch and the time of the change, and save the batch."""
         batch["status"] = status
         batch[f"{status}_at"] = int(time.time())
         self.save(batch)
@@ -198,7 +198,7 @@ class BatchStore:
         return found
 
     def add_outputs(self, batch: Record, paths: dict[str, Path]) -> None:
-        """Add what `split_journal` has written as files of a batch."""
+        """Add the files that `split_journal` wrote to a batch."""
         for kind, path in paths.items():
             batch[f"{kind}_file_id"] = path.stem
             name = f"{batch['id']}_{kind}.jsonl"
@@ -245,7 +245,7 @@ class BatchStore:
 
 
 def owner_id(key: str) -> str:
-    """Return what records say instead of an API key; "" for no key."""
+    """Return the id that records contain in place of an API key; "" for no key."""
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest() if key else ""
 
 

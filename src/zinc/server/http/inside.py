@@ -36,8 +36,8 @@ async def post(
 ) -> Reply:
     """Send `body`, JSON text, to the POST endpoint `path` of `app`, and return its reply.
 
-    headers: further request headers. highest_priority: the priority of the request if its body
-    asks for a higher one or for none. Cancelling the caller cancels the request.
+    headers: further request headers. highest_priority: upper limit of the priority, and its
+    default. Cancelling the caller cancels the request.
     """
     scope: Scope = {
         "type": "http",

@@ -97,9 +97,9 @@ class Form:
 async def read_form(request: Request, path: Path, room: Callable[[], int]) -> Form:
     """Read the form of a request; write its file to `path`, which does not exist yet.
 
-    room: returns the bytes that may still be written, now. Raises ApiError: 400 for another body,
-    408 after a silence, 413 for more than fits, 501 without python-multipart. The file may exist
-    after an error.
+    room: returns the number of bytes that may still be written. Raises ApiError: 400 for another
+    body, 408 after a silence, 413 for more than fits, 501 without python-multipart. The file may
+    exist after an error.
     """
     try:
         from python_multipart.exceptions import FormParserError

@@ -1,4 +1,4 @@
-"""Load a model in a thread of its own, which does not keep the process from ending."""
+"""Load a model in a daemon thread, which does not block the end of the process."""
 
 from __future__ import annotations
 

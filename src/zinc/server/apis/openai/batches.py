@@ -1,7 +1,7 @@
 """/v1/batches: run the requests of an uploaded file in the background.
 
-https://platform.openai.com/docs/api-reference/batch. Unlike there, a line that is no request does
-not fail the batch but becomes a line of its error file, and a batch never expires.
+https://platform.openai.com/docs/api-reference/batch. Unlike with OpenAI's API, an invalid line does
+not fail the batch: it becomes a line of the error file. A batch never expires.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BatchFields(Fields):
 
 
 async def create_batch(service: Service, request: Request) -> Response:
-    """Create a batch, which runs as soon as those before it have ended."""
+    """Create a batch, which runs after the batches created before it."""
     queue = queue_of(service)
     fields = await read_fields(service, request, BatchFields)
     if fields.output_expires_after is not None:

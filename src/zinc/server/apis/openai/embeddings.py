@@ -1,8 +1,8 @@
 """POST /v1/embeddings, and llama.cpp's /embedding: texts to vectors.
 
-https://platform.openai.com/docs/api-reference/embeddings. The texts of a request go to the engine a
-few at a time, so that a client with thousands of them leaves the queue to others; how a text
-becomes one row is the server's `--pooling`.
+https://platform.openai.com/docs/api-reference/embeddings. The engine gets the texts of a request in
+groups, so that a request with thousands of texts does not fill the queue. The server's `--pooling`
+determines how a text becomes one vector.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ async def _run(work: Callable[[], T], is_quick: bool) -> T:
 
 
 def _body_bytes(request: Request) -> float:
-    """Return the size of a request's body as its header tells it; infinity if it does not."""
+    """Return the size of a request's body by its Content-Length; infinity without the header."""
     length = request.headers.get("content-length", "")
     return int(length) if length.isdecimal() and len(length) < 20 else math.inf
 
@@ -98,8 +98,8 @@ def encode_texts(
 ) -> list[list[int]]:
     """Return the token ids of each text in `texts`, the value of the field `param`.
 
-    prompt: is put before each text, but not before token ids. truncate: the end of a text that is
-    cut off if it is longer than the context; None refuses such a text.
+    prompt: text to put before each text, but not before token ids. truncate: which end to cut off a
+    text that is longer than the context; None refuses such a text.
     """
     found = prompts.as_list(texts, param, MAX_INPUTS)
     names = [param] if len(found) == 1 else [f"{param}[{i}]" for i in range(len(found))]
@@ -140,11 +140,11 @@ async def read_all(
     priority: int,
     make_pool: Callable[[], Pooled],
 ) -> list[tuple[Pooled, Timings]]:
-    """Run `prompts` without an answer; return the pool of the rows of each, and its timings.
+    """Run `prompts` without an answer; return the pooled rows and the timings of each.
 
-    Two groups of prompts are in the engine or its queue at a time, so that the next step has
-    prompts while this one's are answered. A group takes a quarter of the room in the queue, at most
-    GROUP_TEXTS.
+    Two groups of prompts are in the engine or its queue at a time. The engine thus has prompts for
+    its next step while the results of the last one are collected. A group takes a quarter of the
+    room in the queue, at most GROUP_TEXTS.
     """
     runner = model.runner
     pools = [make_pool() for _ in prompts]

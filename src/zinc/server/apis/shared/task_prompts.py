@@ -1,8 +1,9 @@
 """Texts that embedding models expect before a query or a document.
 
 Requests say what a text is for: `input_type` of Cohere, Voyage and NVIDIA, `task` of Jina,
-`prompt_name` of Text Embeddings Inference. Model files do not state the texts, so model files of
-zinc do (`ModelSpec.task_prompts`). With other models a request has no effect on the text.
+`prompt_name` of Text Embeddings Inference. GGUF files do not contain these texts, so the
+architectures of `zinc.models` state them (`ModelSpec.task_prompts`). For models without such texts,
+these fields have no effect.
 """
 
 from __future__ import annotations

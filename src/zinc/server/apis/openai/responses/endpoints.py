@@ -1,7 +1,7 @@
 """/v1/responses: create, count, get, delete and cancel responses.
 
-https://platform.openai.com/docs/api-reference/responses. Every answer goes through `OutputItems`,
-which produces both the events of a stream and the final response object.
+https://platform.openai.com/docs/api-reference/responses. `OutputItems` turns every answer into both
+the events of a stream and the final response object.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ async def prompt_of(
 ) -> Prompt:
     """Return the prompt of `request`, rendered in another thread.
 
-    At most a few prompts of one model are rendered at a time: a template that always runs into its
-    time limit must not take all threads and render processes from other models.
+    At most a few prompts of one model are rendered at a time. Otherwise a template that always
+    exceeds its time limit could occupy all threads and render processes.
 
     Raises ApiError, TemplateError, and TextTooLongError if the prompt has more than `limit` tokens.
     """

@@ -117,7 +117,7 @@ async def _prompt(model: LoadedModel, request: ChatRequest) -> Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """Things that are slow to build for a request.
+    """The parts of a request that are slow to build.
 
     They are a constraint for each answer, the DRY breakers and the ids of the predicted text.
     """
