@@ -449,6 +449,12 @@ def test_bad_launches_are_refused(level: str) -> None:
     glu = [x, order, starts, gate, up, None, None]
     refuses("moe_glu", glu[:-1], [h], "inputs", activation=0)
     refuses("moe_glu", [*glu[:3], gate, down, None, None], [h], "columns", activation=0)
+    for absent in (None, x):
+        refuses("moe_glu", [*glu[:3], absent, up, None, None], [h], "a packed matrix", activation=0)
+        refuses(
+            "moe_down", [h, order, starts, routes, absent, None, None, None], [y], "a packed matrix"
+        )
+    refuses("moe_glu", [*glu[:4], x, None, None], [h], "a packed matrix", activation=0)
     refuses("moe_glu", [x, order, p.rows("f32", 9, count=1), *glu[3:]], [h], "starts", activation=0)
     refuses("moe_glu", [p.rows("f32", layer.hidden), *glu[1:]], [h], "x is f32", activation=0)
     refuses("moe_glu", glu, [p.rows(layer.format, layer.ff)], "h has", activation=0)

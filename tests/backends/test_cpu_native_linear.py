@@ -592,6 +592,19 @@ def test_bad_steps_are_refused(pool: _cpu.Pool, level: str) -> None:
         arena.program.step(rows, ints(0), ints(0, 0), ints(), ints(0, 2), ints(0), [])
     with pytest.raises(ValueError, match="output row"):
         arena.program.step(rows, rows, ints(0, 0), ints(2), ints(0, 2), ints(0), [])
+    with pytest.raises(ValueError, match="not consecutive"):  # INT32_MAX has no next position
+        arena.program.step(rows, ints(2**31 - 1, 0), ints(0, 0), ints(), ints(0, 2), ints(0), [])
+
+
+def test_a_sequence_that_ends_after_the_tokens_is_refused(pool: _cpu.Pool) -> None:
+    arena = Arena(pool, OF_KERNELS[0], 4 * _cpu.row_bytes("f32", 256))
+    x = arena.rows("f32", 2, 256)
+    arena.program.add("add", "tokens", 0, [x, x], [x], {})
+    beyond = ints(0, 1, 9)  # its last value lies after the two tokens and must not be read
+    with pytest.raises(ValueError, match="seq_start does not rise"):
+        arena.program.step(
+            beyond[:2], beyond[:2], ints(0, 0, 9)[:2], ints(), ints(0, 3, 2), ints(0, 1), []
+        )
 
 
 def test_views_and_reads_stay_in_the_arena(pool: _cpu.Pool) -> None:
@@ -609,6 +622,11 @@ def test_views_and_reads_stay_in_the_arena(pool: _cpu.Pool) -> None:
             program.view(0, rows, cols, stride)
     with pytest.raises(ValueError, match="outside the arena"):
         program.bytes_view(4000, 97)
+    with pytest.raises(ValueError, match="whole blocks"):  # its scale would follow the arena
+        program.read("q8_32", 4096 - 64, 1, 1, 64)
+    for offset, stride in ((2, 1024), (0, 1022)):
+        with pytest.raises(ValueError, match="multiple of 4 bytes"):
+            program.read("q15_32", offset, 2, 32, stride)
 
 
 def test_profile_and_partial_runs(pool: _cpu.Pool, level: str) -> None:
@@ -646,7 +664,14 @@ def test_impossible_sizes_and_levels_are_errors(pool: _cpu.Pool) -> None:
         _cpu.Program(pool, OF_KERNELS[0], 1 << 60)
     with pytest.raises(MemoryError):
         _cpu.KVLayer(0, 1 << 30, 256, 64, 128, 128, "f16")
+    most = 2**31 - 1
     with pytest.raises(ValueError, match="possible size"):
         _cpu.StateLayer(1 << 40, 1 << 40)
+    with pytest.raises(ValueError, match="possible size"):
+        _cpu.KVLayer(0, most, most - 15, most, 128, 128, "f16")
+    with pytest.raises(ValueError, match="is not possible"):
+        _cpu.allocate(OF_KERNELS[0], "F32", most, 1, most)
+    with pytest.raises(ValueError, match="more tokens than the blocks hold"):
+        _cpu.KVLayer(0, 1, 16, 1, 16, 16, "f16").read(ints(0), most)
     with pytest.raises(ValueError, match="no SIMD level"):
         _cpu.Program(pool, "avx9000", 1 << 10)

@@ -264,7 +264,8 @@ NB_MODULE(_cpu, m) {
         .def(
             "read",
             [](const KVLayer& c, Ints blocks, int n_tokens) {
-                if (n_tokens < 0 || (n_tokens + c.block_tokens - 1) / c.block_tokens > length(blocks))
+                if (n_tokens < 0 ||
+                    (int64_t{n_tokens} + c.block_tokens - 1) / c.block_tokens > length(blocks))
                     throw std::invalid_argument("KV cache: more tokens than the blocks hold");
                 const auto tokens = static_cast<size_t>(n_tokens), heads = static_cast<size_t>(c.n_heads);
                 FloatArray k = new_floats({tokens, heads, static_cast<size_t>(c.head_dim)});

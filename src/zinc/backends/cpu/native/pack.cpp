@@ -60,10 +60,12 @@ void fill(Pool& pool, PackedTensor& t, int64_t first, int64_t last, std::span<co
 
 PackedTensor allocate(const WeightFormat& format, int64_t planes, int64_t rows, int64_t cols) {
     constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
-    require(planes >= 1 && rows >= 1 && cols >= 1 && planes <= kLimit && rows <= kLimit / planes &&
-                cols <= kLimit,
-            "a tensor of " + std::to_string(planes) + " x " + std::to_string(rows) + " x " +
-                std::to_string(cols) + " values is not possible");
+    auto require_possible = [&](bool ok) {
+        require(ok, "a tensor of " + std::to_string(planes) + " x " + std::to_string(rows) + " x " +
+                        std::to_string(cols) + " values is not possible");
+    };
+    require_possible(planes >= 1 && rows >= 1 && cols >= 1 && planes <= kLimit && rows <= kLimit / planes &&
+                     cols <= kLimit);
     require(cols % format.block == 0, std::to_string(cols) + " columns are not whole blocks of " +
                                           std::to_string(format.block) + " as " + format.name + " needs");
     PackedTensor t;
@@ -72,6 +74,7 @@ PackedTensor allocate(const WeightFormat& format, int64_t planes, int64_t rows, 
     t.rows = rows;
     t.cols = cols;
     t.tile_bytes = format.tile_bytes(cols);
+    require_possible(tile_count(t) <= std::numeric_limits<int64_t>::max() / t.tile_bytes);
     t.plane_bytes = tiles_per_plane(t) * t.tile_bytes;
     t.bytes = Bytes::for_model(static_cast<size_t>(planes * t.plane_bytes));
     return t;

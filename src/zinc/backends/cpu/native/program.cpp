@@ -100,10 +100,10 @@ void Program::check(const Batch& b) const {
             "seq_start does not span the tokens");
     for (int s = 0; s < b.n_sequences; ++s) {
         const int first = b.seq_start[s], last = b.seq_start[s + 1];
-        require(first <= last, "seq_start does not rise");
+        require(first <= last && last <= b.n_tokens, "seq_start does not rise to the number of tokens");
         for (int t = first; t < last; ++t) {
             require(b.sequence[t] == s, "a token is outside its sequence");
-            require(b.positions[t] >= 0 && (t == first || b.positions[t] == b.positions[t - 1] + 1),
+            require(b.positions[t] >= 0 && (t == first || b.positions[t] - 1 == b.positions[t - 1]),
                     "the positions of a sequence are not consecutive");
         }
     }
@@ -165,6 +165,8 @@ void Program::read(RowFormat format, int64_t offset, int64_t rows, int64_t cols,
     constexpr int64_t kLimit = std::numeric_limits<int32_t>::max();
     require(rows >= 0 && cols > 0 && stride >= 0 && rows <= kLimit && cols <= kLimit && stride <= kLimit,
             "no such rows in the arena");
+    require(has_whole_blocks(format, cols), "rows of 8 bits in the arena have whole blocks of 32 columns");
+    require(offset % 4 == 0 && stride % 4 == 0, "rows in the arena start at a multiple of 4 bytes");
     if (rows == 0) return;
     const int64_t bytes = format == RowFormat::f32 ? cols * 4 : row_bytes(format, cols);
     const std::byte* row = arena(offset, (rows - 1) * stride + bytes);

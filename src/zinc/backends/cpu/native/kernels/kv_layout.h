@@ -25,6 +25,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -95,6 +96,9 @@ static inline void kv_check(int n_blocks, int block_tokens, int n_heads, int hea
         require(type == KvType::f16 || dim % kKvGroup == 0,
                 "integers need head dimensions that are multiples of 32, not " + std::to_string(dim) +
                     "; use f16");
+        const int64_t head_bytes = int64_t{block_tokens / kKvTile} * kv_tile_bytes(dim, type);
+        require(int64_t{n_blocks} * n_heads <= std::numeric_limits<int64_t>::max() / head_bytes,
+                "it needs a possible size");
     }
 }
 

@@ -25,13 +25,13 @@ struct Params {
 
 void prepare(Launch& l, const Attrs& attrs) {
     require_operands(l, in::n_inputs, 1);
-    const PackedTensor& gate = *l.in[in::gate].tensor;
-    const PackedTensor* up = l.in[in::up] ? l.in[in::up].tensor : nullptr;
     for (const Operand* w : {&l.in[in::gate], &l.in[in::up]}) {
-        if (w == &l.in[in::up] && !up) continue;
+        if (w == &l.in[in::up] && !*w) continue;
         require_experts(l, *w, l.in[in::order], l.in[in::starts], "a weight");
         require_rows(l, l.in[in::x], "x", w->tensor->format->row_format, w->tensor->cols);
     }
+    const PackedTensor& gate = *l.in[in::gate].tensor;
+    const PackedTensor* up = l.in[in::up].tensor;
     require(l, !up || up->rows == gate.rows, "gate and up differ in rows");
     require_expert_vector(l, l.in[in::gate_bias], "the gate bias", gate);
     require(l, up || !l.in[in::up_bias], "an up bias needs an up weight");
