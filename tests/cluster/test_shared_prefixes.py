@@ -90,7 +90,7 @@ def test_replicas_give_the_same_answers_from_shared_memory(kind):
     first, second = engine(kind, shared.store()), engine(kind, shared.store())
     for seed in range(3):
         check(kind, first, prompt(seed))
-        first.settle()
+        first.flush()
         check(kind, second, prompt(seed))
     assert second.pool.stats.fetched_tokens > 100
     shared.objects.lost = set(range(len(shared.objects.data)))
@@ -106,7 +106,7 @@ def test_a_full_object_store_or_a_lost_directory_stops_no_request(caplog):
     first = engine("full", shared.store())
     shared.objects.full = True
     check("full", first, prompt())
-    first.settle()
+    first.flush()
     assert caplog.text.count("the object store is full") == 1
     assert "the memory that replicas share" in caplog.text
     shared.is_down = True

@@ -238,6 +238,7 @@ def _few(
         partial=partial,
         is_one_token=bucket.tokens == 1,
         splits=splits,
+        softcap=float(launch.attributes["softcap"]),
     )
     if selected is not None:
         arguments = SelectedAttentionArguments.extending(

@@ -25,7 +25,7 @@ def cache_fields(state: KVState, cache: DeviceKV) -> dict[str, int]:
 
 
 def attention_fields(launch: Launch, at: Addresses, y_at: int) -> dict[str, Any]:
-    """Return the arguments that all kernels of the op `attention` have.
+    """Return the arguments that all kernels of the op `attention` have, but for the soft cap.
 
     y_at: address of the output, in rows of the launch's output.
     """
@@ -44,5 +44,4 @@ def attention_fields(launch: Launch, at: Addresses, y_at: int) -> dict[str, Any]
         "bidirectional": is_bidirectional(launch),
         "window": int(attrs["window"]),
         "scale": float(attrs["scale"]),
-        "softcap": float(attrs["softcap"]),
     }

@@ -67,7 +67,9 @@ def many_queries(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> li
         ),
     )
     arguments = AttentionTileArguments(
-        **attention_fields(launch, at, y_at), is_one_token=bucket.tokens == 1
+        **attention_fields(launch, at, y_at),
+        is_one_token=bucket.tokens == 1,
+        softcap=float(launch.attributes["softcap"]),
     )
     # The last tile of each sequence may be partly empty.
     tiles = ceil_div(bucket.tokens * (n_heads // state.n_heads), n_rows) + bucket.sequences

@@ -112,7 +112,10 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
     row_bytes = partial_bytes(state, n_heads)
     partial = at.scratch.take(bucket.tokens * splits * row_bytes) if splits > 1 else 0
     arguments = AttentionMmaArguments(
-        **attention_fields(launch, at, y_at), partial=partial, splits=splits
+        **attention_fields(launch, at, y_at),
+        partial=partial,
+        splits=splits,
+        softcap=float(launch.attributes["softcap"]),
     )
     if selected is not None:
         arguments = SelectedMmaArguments.extending(
