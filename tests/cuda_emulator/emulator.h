@@ -47,7 +47,8 @@ template <class To, class From> inline To bitCast(From from)
     return to;
 }
 
-/// Converts a number as CUDA does: what is too large for an integer becomes the largest one, NaN 0.
+/// Converts a number as CUDA does. A float outside the range of an integer type becomes the nearest
+/// value of the type, and NaN becomes 0.
 template <class To, class From> inline To converted(From x)
 {
     if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {

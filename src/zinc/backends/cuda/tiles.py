@@ -401,8 +401,8 @@ def _slot_grid(
 ) -> int:
     """Return the number of blocks that share `slots` slots and chunks of `chunk_rows` rows.
 
-    A segment is up to `tile.batch` slots of one expert. The segments are counted from above, and
-    the blocks are at most those that fit on the device at once.
+    A segment has up to `tile.batch` slots of one expert. The number of segments is an upper bound.
+    The grid has no more blocks than can be resident on the device.
     """
     segments = min(key.experts, slots) + slots // tile.batch
     chunks = ceil_div(key.rows, chunk_rows)
