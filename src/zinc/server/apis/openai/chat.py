@@ -6,8 +6,6 @@ https://platform.openai.com/docs/api-reference/chat. Reasoning is separate from 
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -19,13 +17,13 @@ from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Reasoni
 from zinc.engine.sampling import Sampled
 from zinc.server.apis.openai.common import (
     DONE,
-    FINGERPRINT,
     OPENAI,
     Members,
     NeutralFields,
     StreamOptions,
     check_count,
     no_members,
+    response_head,
 )
 from zinc.server.apis.openai.custom_tools import text_of
 from zinc.server.apis.openai.messages import Messages, plain_messages
@@ -229,11 +227,7 @@ class _Reply:
         self._members = members
         self._custom = custom_names(fields.tools)
         self._hides_reasoning = fields.include_reasoning is False
-        self._head = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "created": int(time.time()),
-            "system_fingerprint": FINGERPRINT,
-        }
+        self._head = response_head("chatcmpl")
 
     async def whole(self, model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
         """Return the body of the response, once all answers have ended."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -17,6 +19,15 @@ FINGERPRINT = f"build-zinc-{__version__}"  # llama.cpp's clients expect a "b" at
 DONE = b"data: [DONE]\n\n"
 
 OPENAI = StreamEvents(error_event=lambda error: event(error.openai()))
+
+
+def response_head(prefix: str) -> dict[str, Any]:
+    """Return the members id, created and system_fingerprint. The id begins with `prefix`."""
+    return {
+        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "created": int(time.time()),
+        "system_fingerprint": FINGERPRINT,
+    }
 
 
 class Ended(Protocol):

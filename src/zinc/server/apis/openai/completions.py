@@ -8,8 +8,6 @@ the `n` answers of the first prompt, then those of the second, and so on. With `
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,13 +21,13 @@ from zinc.engine.readout import PromptLogprobs
 from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.server.apis.openai.common import (
     DONE,
-    FINGERPRINT,
     OPENAI,
     Members,
     NeutralFields,
     StreamOptions,
     check_count,
     no_members,
+    response_head,
 )
 from zinc.server.apis.openai.usage import Usage, progress_members, timings_member, timings_object
 from zinc.server.apis.shared import prompts
@@ -182,12 +180,7 @@ class _Answers:
             logprobs=fields.logprobs,
             logit_bias=biases(fields.logit_bias),
         )
-        self._head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "system_fingerprint": FINGERPRINT,
-        }
+        self._head = {**response_head("cmpl"), "object": "text_completion"}
 
     async def begin(self, model: LoadedModel) -> list[Generation]:
         """Submit the jobs of all answers."""
