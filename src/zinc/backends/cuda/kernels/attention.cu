@@ -172,9 +172,7 @@ EARLY_KERNEL(attention, Arguments)
                 UNROLL for (uint r = 0; r < EACH; r++)
                     UNROLL for (uint i = 0; i < 8; i++) score[r][u] += q[r][c][i] * x[i];
             }
-            UNROLL for (uint r = 0; r < EACH; r++)
-                UNROLL for (uint m = 1; m < LANES; m *= 2)
-                    score[r][u] += shuffleXor<LANES>(score[r][u], m);
+            UNROLL for (uint r = 0; r < EACH; r++) score[r][u] = neighbourSum<LANES>(score[r][u]);
         }
         UNROLL for (uint r = 0; r < EACH; r++)
         {

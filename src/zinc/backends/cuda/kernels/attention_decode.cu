@@ -198,8 +198,8 @@ struct WarpQueries
                     x = is_visible ? scaledScore(x, args.softcap) : MASKED;
                     maximum = max(maximum, x);
                 }
-            maximum = max(maximum, shuffleXor<4>(maximum, 1));
-            maximum = max(maximum, shuffleXor<4>(maximum, 2));
+            maximum = max(maximum, shuffleXor(maximum, 1));
+            maximum = max(maximum, shuffleXor(maximum, 2));
             const float correction = exp2(running[h].maximum - maximum);
             running[h].maximum = maximum;
             running[h].sum *= correction;
@@ -244,8 +244,8 @@ struct WarpQueries
         UNROLL for (uint h = 0; h < GROUPS; h++)
         {
             OnlineSoftmax& own = running[h];
-            own.sum += shuffleXor<4>(own.sum, 1);
-            own.sum += shuffleXor<4>(own.sum, 2);
+            own.sum += shuffleXor(own.sum, 1);
+            own.sum += shuffleXor(own.sum, 2);
             if (q == 0 && 8 * h + g < ROWS) totals[wave][8 * h + g] = float2(own.maximum, own.sum);
             UNROLL for (uint i = 0; i < 2; i++)
             {

@@ -95,8 +95,7 @@ KERNEL(attention_tiles, Arguments)
                 scores[r][k] = score;
                 maximum = max(maximum, score);
             }
-            UNROLL for (uint m = 1; m < LANES; m *= 2)
-                maximum = max(maximum, shuffleXor<LANES>(maximum, m));
+            maximum = neighbourMax<LANES>(maximum);
             float scale = exp2(running.maximum - maximum), sum = 0;
             UNROLL for (uint i = 0; i < BK / LANES; i++)
             {
@@ -105,8 +104,7 @@ KERNEL(attention_tiles, Arguments)
                 scores[r][k] = p;
                 sum += p;
             }
-            UNROLL for (uint m = 1; m < LANES; m *= 2)
-                sum += shuffleXor<LANES>(sum, m);
+            sum = neighbourSum<LANES>(sum);
             running.sum = running.sum * scale + sum;
             running.maximum = maximum;
             if (thread % LANES == 0) correction[r] = scale;

@@ -76,8 +76,8 @@ struct GroupRows
         {
             const float2 (&scales)[2] = x.scales[j];
             float top = max(scales[0].x, scales[1].x);
-            top = max(top, shuffleXor<4>(top, 1));
-            top = max(top, shuffleXor<4>(top, 2));
+            top = max(top, shuffleXor(top, 1));
+            top = max(top, shuffleXor(top, 2));
             const RowFactor row = factorOfScale(top);
             UNROLL for (uint i = 0; i < 2; i++)
             {

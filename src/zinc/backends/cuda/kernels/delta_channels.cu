@@ -108,11 +108,8 @@ DEVICE void multiplyHalves(uint warp, uint lane)
     }
     UNROLL for (uint t = 0; t < HALF; t++)
     {
-        UNROLL for (uint m = 1; m < SHARE; m *= 2)
-        {
-            by_key[t] += shuffleXor<SHARE>(by_key[t], m);
-            by_query[t] += shuffleXor<SHARE>(by_query[t], m);
-        }
+        by_key[t] = neighbourSum<SHARE>(by_key[t]);
+        by_query[t] = neighbourSum<SHARE>(by_query[t]);
         if (t % SHARE != share) continue;
         productsAt(0, half + t)[column] = by_key[t];
         productsAt(1, half + t)[column] = by_query[t];

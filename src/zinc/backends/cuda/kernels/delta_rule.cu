@@ -97,7 +97,7 @@ DEVICE void stageRows(ARGS, LoadedRows rows, uint head, float decay, float bias,
         float sum = 0;
         UNROLL for (uint e = 0; e < EIGHTH; e++)
             sum += dot(rows.heads[j][e], rows.heads[j][e]);
-        UNROLL for (uint m = 1; m < 8; m *= 2) sum += shuffleXor<8>(sum, m);
+        sum = neighbourSum<8>(sum);
         uint i = j * EIGHTS + thread / 8;
         if (i >= PARTS * ROWS) break;
         float scale = rsqrt(sum + L2_EPS) * (i % PARTS != 0 ? 1.0f : rsqrt(float(K_DIM)));
@@ -199,8 +199,7 @@ KERNEL(delta_rule, Arguments)
                 if (!SSM) sum += s[i] * k4[t][i * SHARE + share];
             }
             float known = sum.x + sum.y + sum.z + sum.w;
-            if (!SSM)
-                UNROLL for (uint m = 1; m < SHARE; m *= 2) known += shuffleXor<SHARE>(known, m);
+            if (!SSM) known = neighbourSum<SHARE>(known);
             float d = gate.y * (values[t][c] - known);
             sum = 0;
             UNROLL for (uint i = 0; i < FOURS; i++)
@@ -208,8 +207,7 @@ KERNEL(delta_rule, Arguments)
                 s[i] += k4[t][i * SHARE + share] * d;
                 sum += s[i] * q4[t][i * SHARE + share];
             }
-            float y = sum.x + sum.y + sum.z + sum.w;
-            UNROLL for (uint m = 1; m < SHARE; m *= 2) y += shuffleXor<SHARE>(y, m);
+            float y = neighbourSum<SHARE>(sum.x + sum.y + sum.z + sum.w);
             if (SSM) y += skip * values[t][c];
             int row = at + int(t);
             if (share == 0 && inside && row >= span.begin)

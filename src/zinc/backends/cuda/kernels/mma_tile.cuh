@@ -74,8 +74,7 @@ DEVICE void storeQ8Quad(uint8_t* row, uint cols, uint col, const float (*v)[2], 
 {
     float top = 0;
     UNROLL for (uint n = 0; n < 4; n++) top = max(top, max(abs(v[n][0]), abs(v[n][1])));
-    top = max(top, shuffleXor<4>(top, 1));
-    top = max(top, shuffleXor<4>(top, 2));
+    top = neighbourMax<4>(top);
     const float scale = inverseScale(top);
     int sum = 0;
     UNROLL for (uint n = 0; n < 4; n++)
@@ -84,8 +83,7 @@ DEVICE void storeQ8Quad(uint8_t* row, uint cols, uint col, const float (*v)[2], 
         sum += low + high;
         ((uint16_t*)(row + col))[4 * n + c] = uint16_t((low & 0xff) | high << 8);
     }
-    sum += shuffleXor<4>(sum, 1);
-    sum += shuffleXor<4>(sum, 2);
+    sum = neighbourSum<4>(sum);
     if (c > 0) return;
     float d = top / 127.0f;
     float2* scales = (float2*)(row + (cols + 15) / 16 * 16);

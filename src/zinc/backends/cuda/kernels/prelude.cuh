@@ -277,13 +277,49 @@ struct half
 template <int ALIGNMENT, class T> DEVICE T loadAligned(const T* p) { return *p; }
 template <int ALIGNMENT, class T> DEVICE void storeAligned(T* p, const T& x) { *p = x; }
 
-/// Returns x of the lane whose index is this lane's index xor `mask`. The `together` neighbouring
-/// lanes that it belongs to, a power of two, call it at once.
-template <uint together = SUBGROUP, class T> DEVICE T shuffleXor(T x, uint mask)
+/// Returns x of the lane whose index is this lane's index xor `mask`. All lanes of the warp call it.
+template <class T> DEVICE T shuffleXor(T x, uint mask)
 {
+    return __shfl_xor_sync(0xffffffffu, x, int(mask));
+}
+
+/// Returns whether all lanes of the warp execute this call together.
+DEVICE bool isWholeWarp()
+{
+#ifdef ZINC_EMULATED
+    return false;
+#else
+    return __activemask() == 0xffffffffu;
+#endif
+}
+
+/// Combines x of `together` neighbouring lanes, a power of two, with `combine`. These lanes call it
+/// together. A whole warp names all lanes: before a shuffle whose mask is no constant, the compiler
+/// compares the masks of the lanes, which takes longer than the shuffle.
+template <uint together, class T, class Combine> DEVICE T reduceNeighbours(T x, Combine combine)
+{
+    if (isWholeWarp())
+    {
+        UNROLL for (uint m = 1; m < together; m *= 2) x = combine(x, shuffleXor(x, m));
+        return x;
+    }
     const uint first = threadIdx.x % SUBGROUP / together * together;
-    const uint lanes = (together == 32 ? 0xffffffffu : (1u << together) - 1) << first;
-    return __shfl_xor_sync(lanes, x, int(mask));
+    const uint lanes = (together == SUBGROUP ? 0xffffffffu : (1u << together) - 1) << first;
+    UNROLL for (uint m = 1; m < together; m *= 2)
+        x = combine(x, __shfl_xor_sync(lanes, x, int(m)));
+    return x;
+}
+
+/// Returns the sum of x over `together` neighbouring lanes, which call it together.
+template <uint together, class T> DEVICE T neighbourSum(T x)
+{
+    return reduceNeighbours<together>(x, [](T a, T b) { return a + b; });
+}
+
+/// Returns the maximum of x over `together` neighbouring lanes, which call it together.
+template <uint together, class T> DEVICE T neighbourMax(T x)
+{
+    return reduceNeighbours<together>(x, [](T a, T b) { return max(a, b); });
 }
 
 DEVICE float warpSum(float x)

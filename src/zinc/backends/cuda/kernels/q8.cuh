@@ -21,10 +21,9 @@ DEVICE void storeQ8(uint8_t* row, uint cols, uint col, float4 v)
 {
     float4 size = abs(v);
     float top = max(max(size.x, size.y), max(size.z, size.w));
-    UNROLL for (uint m = 1; m < 8; m *= 2) top = max(top, shuffleXor<8>(top, m));
+    top = neighbourMax<8>(top);
     int4 q = int4(round(v * inverseScale(top)));
-    int sum = q.x + q.y + q.z + q.w;
-    UNROLL for (uint m = 1; m < 8; m *= 2) sum += shuffleXor<8>(sum, m);
+    const int sum = neighbourSum<8>(q.x + q.y + q.z + q.w);
     ((uint*)row)[col / 4] = packSigned(q);
     if (col % 32 == 0)
     {

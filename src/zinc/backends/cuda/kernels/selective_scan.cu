@@ -114,7 +114,7 @@ KERNEL(selective_scan, Arguments)
                 s[i] = exp(decay[i] * pace) * s[i] + pace * x * rows_b[t][i * SHARE + share];
                 y += s[i] * rows_c[t][i * SHARE + share];
             }
-            UNROLL for (uint m = 1; m < SHARE; m *= 2) y += shuffleXor<SHARE>(y, m);
+            y = neighbourSum<SHARE>(y);
             if (inside && share == 0) ((float*)rowAt(args.y, row, args.y_stride))[col] = y + skip * x;
             uint at = (position + row - begin) % RING * SIZE * args.cols;
             if (inside && row + RING >= end)

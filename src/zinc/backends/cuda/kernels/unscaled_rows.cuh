@@ -20,8 +20,7 @@ DEVICE float* squaresOf(uint8_t* row, uint cols)
 /// a multiple of 8) call it together.
 DEVICE void storeUnscaled(uint8_t* row, uint cols, uint col, float4 y, float4 weight)
 {
-    float squares = dot(y, y);
-    UNROLL for (uint m = 1; m < 8; m *= 2) squares += shuffleXor<8>(squares, m);
+    const float squares = neighbourSum<8>(dot(y, y));
     if (col % 32 == 0) squaresOf(row, cols)[col / 32] = squares;
     storeQ8(row, cols, col, y * weight);
 }

@@ -80,11 +80,8 @@ DEVICE float stageRow(ARGS, const LoadedRow& loaded, uint t, uint head, uint sha
         decays[t][at] = exp(LOG_DECAY * sigmoid(loaded.w[i]));
         rows_k[t][at] = k;
     }
-    UNROLL for (uint m = 1; m < SHARE; m *= 2)
-    {
-        squares += shuffleXor<SHARE>(squares, m);
-        bonus += shuffleXor<SHARE>(bonus, m);
-    }
+    squares = neighbourSum<SHARE>(squares);
+    bonus = neighbourSum<SHARE>(bonus);
     float scale = 1.0f / max(sqrt(squares), LEAST_LENGTH);
     UNROLL for (uint i = 0; i < EACH; i++)
     {
@@ -142,14 +139,14 @@ KERNEL(wkv7, Arguments)
             uint row = first + t;
             float seen = 0, o = 0, v = rows_v[t][c];
             UNROLL for (uint i = 0; i < EACH; i++) seen += removals[t][i * SHARE + share] * s[i];
-            UNROLL for (uint m = 1; m < SHARE; m *= 2) seen += shuffleXor<SHARE>(seen, m);
+            seen = neighbourSum<SHARE>(seen);
             UNROLL for (uint i = 0; i < EACH; i++)
             {
                 uint at = i * SHARE + share;
                 s[i] = decays[t][at] * s[i] - removed[t][at] * seen + rows_k[t][at] * v;
                 o += rows_r[t][at] * s[i];
             }
-            UNROLL for (uint m = 1; m < SHARE; m *= 2) o += shuffleXor<SHARE>(o, m);
+            o = neighbourSum<SHARE>(o);
             if (share == 0) ((float*)args.y)[uint64_t(row) * args.y_stride + left + c] = o;
             uint at = (position + row - begin) % RING * size;
             if (row + RING >= end)
