@@ -55,7 +55,9 @@ def error_of(case: Case) -> float:
         ),
     ],
 )
-@pytest.mark.parametrize("n_tokens", [5, pytest.param(16, marks=pytest.mark.every)])
+@pytest.mark.parametrize(
+    "n_tokens", [3, 5, *(pytest.param(n, marks=pytest.mark.every) for n in (4, 16))]
+)
 def test_rows_agree_with_the_reference(type: GGMLType, n_tokens: int) -> None:
     assert error_of(case_of(n_tokens, 256, 512, type)) <= TOLERANCE
 
@@ -65,22 +67,25 @@ def test_columns_that_are_no_whole_groups() -> None:
 
 
 @pytest.mark.parametrize(
-    ("type", "stages", "buffers_x"),
+    ("type", "n_tokens", "stages", "buffers_x"),
     [
-        (GGMLType.Q4_K, 0, False),
-        (GGMLType.Q6_K, 2, True),
+        (GGMLType.Q4_K, 5, 0, False),
+        (GGMLType.Q6_K, 5, 2, True),
+        (GGMLType.Q4_K, 4, 0, True),
         *(
-            pytest.param(type, stages, True, marks=pytest.mark.every)
+            pytest.param(type, n_tokens, stages, True, marks=pytest.mark.every)
             for type in (GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K)
+            for n_tokens in (3, 5)
             for stages in (0, 2, 3)
         ),
     ],
 )
 def test_warps_take_several_turns_and_blocks_several_rounds(
-    monkeypatch: pytest.MonkeyPatch, type: GGMLType, stages: int, buffers_x: bool
+    monkeypatch: pytest.MonkeyPatch, type: GGMLType, n_tokens: int, stages: int, buffers_x: bool
 ) -> None:
-    features, tile = emulated.EmulatedHost.features, tiles.FewTile(1, 2, stages, buffers_x)
-    key = TileKey("gemm_few", type, 512, 1280, 8, weights=2, stores_blocks=True)
+    features = emulated.EmulatedHost.features
+    tile = tiles.FewTile(1, 2, stages, buffers_x, takes_bytes=n_tokens <= tiles.BYTE_ROWS)
+    key = TileKey("gemm_few", type, 512, 1280, n_tokens, weights=2, stores_blocks=True)
     monkeypatch.setattr(tiles, "_gemm_few", lambda features, key: tile)
     monkeypatch.setattr(tiles, "MANY_WARPS", 2)
     monkeypatch.setattr(tiles, "SUMS_BYTES", 2 * tile.tile_bytes(key))
@@ -89,7 +94,7 @@ def test_warps_take_several_turns_and_blocks_several_rounds(
         monkeypatch.setattr(emulated.EmulatedHost, "features", features)
     shares = tile.shares(features, key, ceil_div(key.rows, tiles.FEW_TILE_ROWS))
     assert shares.each > shares.round, "each block would have one round"
-    assert error_of(case_of(5, key.rows, key.cols, key.type)) <= TOLERANCE
+    assert error_of(case_of(n_tokens, key.rows, key.cols, key.type)) <= TOLERANCE
 
 
 def test_matrices_of_several_formats_share_the_compute_units() -> None:

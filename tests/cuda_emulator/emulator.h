@@ -224,6 +224,32 @@ void multiply_tiles(float* d, const uint32_t* a, uint32_t b0, uint32_t b1) {
     });
 }
 
+// The operands of a lane in mma.sync.m16n8k32 of signed bytes (see mma.cuh).
+struct ByteOperands {
+    int* d;
+    const uint32_t* a;
+    uint32_t b[2];
+};
+
+inline void multiply_byte_tiles(int* d, const uint32_t* a, uint32_t b0, uint32_t b1) {
+    ByteOperands mine{d, a, {b0, b1}};
+    sync_warp(~0u, reinterpret_cast<uint64_t>(&mine), [](const uint64_t* slots) {
+        auto lane = [&](int i) -> ByteOperands& { return *reinterpret_cast<ByteOperands*>(slots[i]); };
+        int a[16][32], b[32][8];
+        for (int i = 0; i < WARP; ++i)
+            for (int j = 0; j < 4; ++j)
+                for (int k = 0; k < 4; ++k) {
+                    const int q = i / 4, col = 4 * (i % 4) + k + 16 * (j / 2);
+                    a[q + 8 * (j % 2)][col] = int8_t(lane(i).a[j] >> 8 * k);
+                    if (j % 2 == 0) b[col][q] = int8_t(lane(i).b[j / 2] >> 8 * k);
+                }
+        for (int i = 0; i < WARP; ++i)
+            for (int j = 0; j < 4; ++j)
+                for (int k = 0; k < 32; ++k)
+                    lane(i).d[j] += a[i / 4 + 8 * (j / 2)][k] * b[k][2 * (i % 4) + j % 2];
+    });
+}
+
 // Exchanges the addresses of 32 rows of eight float16 numbers, aligned to 16 bytes.
 inline std::array<const uint16_t*, WARP> matrix_rows(const void* row) {
     if (reinterpret_cast<uint64_t>(row) % 16) fail("a row of a matrix is not aligned to 16 bytes");

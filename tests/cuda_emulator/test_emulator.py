@@ -178,6 +178,33 @@ def test_a_product_of_tiles_multiplies_the_matrices_that_lanes_hold(tmp_path: Pa
     assert list(map(int, done.stdout.split())) == [1] * 32 + [0] * 32
 
 
+def test_a_product_of_bytes_multiplies_the_matrices_that_lanes_hold(tmp_path: Path) -> None:
+    # A[i][k] = i - k and B[k][j] = -j, if k is j + 16: then D[i][j] = 1 - j * (i - j - 16).
+    body = """
+        if (i >= 32) return;
+        const int q = i / 4, c = 4 * (i % 4);
+        auto word = [](auto number) {
+            uint32_t x = 0;
+            for (int k = 0; k < 4; k++) x |= uint32_t(uint8_t(number(k))) << 8 * k;
+            return x;
+        };
+        auto a = [&](int row, int col) { return word([&](int k) { return row - col - k; }); };
+        auto b = [&](int row) { return word([&](int k) { return row + k == q + 16 ? -q : 0; }); };
+        const uint32_t words[4] = { a(q, c), a(q + 8, c), a(q, c + 16), a(q + 8, c + 16) };
+        int d[4] = { 1, 1, 1, 1 };
+        emulator::multiply_byte_tiles(d, words, b(c), b(c + 16));
+        bool same = true;
+        for (int e = 0; e < 4; e++)
+        {
+            const int row = q + 8 * (e / 2), col = 2 * (i % 4) + e % 2;
+            same = same && d[e] == 1 - col * (row - col - 16);
+        }
+        out[i] = same;
+    """
+    done = run(tmp_path, body)
+    assert list(map(int, done.stdout.split())) == [1] * 32 + [0] * 32
+
+
 def test_matrices_are_loaded_by_rows_or_by_columns(tmp_path: Path) -> None:
     body = """
         static __shared__ __align__(16) uint16_t rows[32][8];

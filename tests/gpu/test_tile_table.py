@@ -182,6 +182,11 @@ def cuda_tiles_of(features: Features, key: TileKey) -> Iterator[tuple[TileKey, T
         (replace(KEY, n_x=3), CudaGemvTile(8, 1, 1, 2), "all rows of x"),
         (replace(KEY, kernel="gemm_few", n_x=16), FewTile(1, 8), "all rows of x"),
         (replace(KEY, kernel="gemm_few", n_x=8), FewTile(1, 17), "too many warps"),
+        (
+            replace(KEY, kernel="gemm_few", n_x=8),
+            FewTile(1, 8, takes_bytes=True),
+            "as 8-bit integers",
+        ),
         (replace(KEY, kernel="gemm_mma", n_x=64), MmaTile(2, 8, 8, 1, stages=1), "two stages"),
         (replace(KEY, kernel="gemm_mma", n_x=64), MmaTile(2, 1, 8, 1, stages=2), "pairs"),
         (replace(KEY, kernel="gemm_mma", n_x=64), MmaTile(2, 16, 8, 8, stages=4), "shared memory"),

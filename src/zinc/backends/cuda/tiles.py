@@ -63,6 +63,7 @@ GROUP_BYTES = {  # of a group of a warp in shared memory (whole_scales.cuh)
     GGMLType.Q5_K: 2816,
     GGMLType.Q6_K: 3072,
 }
+BYTE_ROWS = 4  # most rows of x that are multiplied as 8-bit integers (byte_groups.cuh)
 FEW_STAGES = 2  # of the groups of a warp with 9 to 16 rows of x (gemm_few.cu)
 MOST_ROUND = 8  # tiles of a team whose sums are reduced together (gemm_slots.cu)
 MOST_SLOTS = 8  # of an expert on average (gemm_slots.cu)
@@ -242,12 +243,18 @@ class FewTile(RowsTile):
 
     warps: warps of a block, which split the columns (split-K). stages: groups of weights per warp
     in shared memory, of which all but one are in flight; 0 loads weights to registers. buffers_x:
-    prefetch the next group of x of each warp to shared memory.
+    prefetch the next group of x of each warp to shared memory. takes_bytes: multiply up to 4 rows
+    of x as 8-bit integers (kernels/byte_groups.cuh), not as float16.
     """
 
     warps: int
     stages: int = field(default=0, metadata={"steps": (0, 2, 3)})
     buffers_x: bool = False
+    takes_bytes: bool = False
+
+    @property
+    def batch(self) -> int:
+        return BYTE_ROWS if self.takes_bytes else 8 * self.x_tiles
 
     @property
     def blocks(self) -> int:
@@ -262,6 +269,7 @@ class FewTile(RowsTile):
             ("MIN_BLOCKS", self.blocks),
             ("STAGES", self.stages),
             ("BUFFER_X", int(self.buffers_x)),
+            ("BYTES", int(self.takes_bytes)),
         )
 
     def group_bytes(self, type: GGMLType) -> int:
@@ -317,12 +325,21 @@ def gemm_few(features: Features, key: TileKey) -> FewTile:
     return features.tuned.choose(key, lambda: _gemm_few(features, key))
 
 
+def takes_bytes(key: TileKey) -> bool:
+    """Return whether gemm_few.cu can multiply the rows of x as 8-bit integers."""
+    return key.n_x <= BYTE_ROWS and key.type in GROUP_BYTES
+
+
 def _gemm_few(features: Features, key: TileKey) -> FewTile:
     """Return the tile whose warps have as equal shares of the columns as possible."""
     groups = ceil_div(key.cols, GROUP_COLS)
     most = min(groups, MANY_WARPS)
     shares = {n: ceil_div(groups, n) * n for n in range(ceil_div(most, 2), most + 1)}
-    tile = FewTile(ceil_div(key.n_x, 8), min(shares, key=lambda n: (shares[n], -n)))
+    tile = FewTile(
+        ceil_div(key.n_x, 8),
+        min(shares, key=lambda n: (shares[n], -n)),
+        takes_bytes=takes_bytes(key),
+    )
     pair = BLOCK_ROWS // FEW_TILE_ROWS * tile.tile_bytes(key)
     buffers_x = groups > tile.warps and key.cols % GROUP_COLS == 0
     stages = FEW_STAGES if tile.x_tiles > 1 and key.type in GROUP_BYTES else 0

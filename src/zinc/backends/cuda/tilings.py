@@ -21,6 +21,7 @@ from zinc.backends.cuda.tiles import (
     VectorSlotTile,
     float_shared_bytes,
     slab_count,
+    takes_bytes,
 )
 from zinc.gpu.features import MAX_THREADS, Features
 from zinc.gpu.lower.operands import ceil_div
@@ -223,6 +224,8 @@ def few_refusal(features: Features, key: TileKey, tile: FewTile) -> str:
         return "it multiplies all rows of x at once"
     if not 1 <= tile.warps <= MANY_WARPS:
         return "too many warps"
+    if tile.takes_bytes and not takes_bytes(key):
+        return "it does not multiply these rows of x as 8-bit integers"
     if tile.stages and key.type not in GROUP_BYTES:
         return "the format has no stages in shared memory"
     if tile.buffers_x and (tile.warps >= ceil_div(key.cols, GROUP_COLS) or key.cols % GROUP_COLS):
@@ -234,9 +237,9 @@ def few_refusal(features: Features, key: TileKey, tile: FewTile) -> str:
 
 def few_seeds(features: Features, key: TileKey) -> Iterable[FewTile]:
     """Yield tiles of many and of few warps."""
-    x_tiles = ceil_div(key.n_x, 8)
+    x_tiles, as_bytes = ceil_div(key.n_x, 8), takes_bytes(key)
     for warps, stages in product((8, 12, 16), (0, 3)):
-        yield FewTile(x_tiles, warps, stages, warps < key.cols // GROUP_COLS)
+        yield FewTile(x_tiles, warps, stages, warps < key.cols // GROUP_COLS, as_bytes)
 
 
 def few_slot_refusal(features: Features, key: TileKey, tile: FewSlotTile) -> str:

@@ -10,7 +10,29 @@
 
 #define CHAINS (X_TILES == 1 ? 2 : 1) // independent accumulators, so that MMAs overlap
 
-#define ROWS_BYTES (2560 * X_TILES) // of a group of x in shared memory
+#define BATCH (8 * X_TILES)
+#define LANE_SUMS 4 // of 16 weight rows by 8 rows of x
+#define ROWS_BYTES (320 * BATCH) // of a group of x in shared memory
+
+/// The place of a sum in a tile: weight row t and row b of x.
+struct SumPlace
+{
+    uint t, b;
+
+    MEMBER explicit SumPlace(uint index)
+    {
+        const uint lane = index / LANE_SUMS % SUBGROUP, e = index % LANE_SUMS;
+        t = lane / 4 + 8 * (e / 2);
+        b = index / (LANE_SUMS * SUBGROUP) * 8 + 2 * (lane % 4) + e % 2;
+    }
+
+    /// Returns the index of the sum of weight row t and row b of x.
+    MEMBER static uint indexOf(uint t, uint b)
+    {
+        const uint lane = t % 8 * 4 + b % 8 / 2;
+        return LANE_SUMS * (b / 8 * SUBGROUP + lane) + t / 8 * 2 + b % 2;
+    }
+};
 
 /// A lane's units of a group of x as stored in memory: 8-bit values, scales and sums.
 struct StoredRows
@@ -18,16 +40,20 @@ struct StoredRows
     uint4 bytes[X_TILES][2][2];
     float2 scales[X_TILES][2];
 
-    MEMBER void load(uint8_t* const (&rows)[X_TILES], uint group, uint lane)
+    /// Loads a group of the rows at `rowOf(b)`.
+    template <class RowOf> MEMBER void load(const RowOf& rowOf, uint group, uint lane)
     {
         UNROLL for (uint j = 0; j < X_TILES; j++)
+        {
+            uint8_t* row = rowOf(8 * j + lane / 4);
             UNROLL for (uint i = 0; i < 2; i++)
             {
                 const uint at = group * GROUP_UNITS + 4 * i + lane % 4, unit = min(at, UNITS - 1);
                 UNROLL for (uint k = 0; k < 2; k++)
-                    bytes[j][i][k] = loadAligned<16>((uint4*)rows[j] + 2 * unit + k);
-                scales[j][i] = at < UNITS ? scalesOf(rows[j], COLS)[unit] : float2(0.0f);
+                    bytes[j][i][k] = loadAligned<16>((uint4*)row + 2 * unit + k);
+                scales[j][i] = at < UNITS ? scalesOf(row, COLS)[unit] : float2(0.0f);
             }
+        }
     }
 
     /// Starts asynchronous copies of one group of the `n_x` rows at `x` to shared memory.
@@ -101,6 +127,8 @@ struct GroupRows
     }
 };
 
+using LaneSums = float4;
+
 /// Returns element e of a product: the total of all accumulators.
 DEVICE float totalOf(const float (&sums)[CHAINS][4], uint e)
 {
@@ -131,7 +159,7 @@ struct GroupProducts
     }
 
     /// Returns the products with x tile j, in the accumulator layout of `multiplyTiles`.
-    MEMBER float4 of(const GroupRows& x, uint j) const
+    MEMBER float4 of(const GroupRows& x, uint j, uint lane) const
     {
         float m[4] = {};
 #if WHOLE_SCALES && MINIMUMS

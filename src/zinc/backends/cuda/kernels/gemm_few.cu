@@ -3,7 +3,8 @@
 // block multiplies every gridDim.x-th stripe of tiles. Its warps split the columns in groups of 256
 // (split-K). A warp converts a group of x once for ROUND tiles and keeps its partial sums in shared
 // memory, so warps synchronise only at the end of a round.
-//   X_TILES     tiles of 8 rows of x
+//   X_TILES     tiles of 8 rows of x, multiplied as float16
+//   BYTES       1: up to four rows of x are multiplied as 8-bit integers instead
 //   ROUND       tiles whose partial sums are in shared memory at once
 //   STAGES      weight groups per warp in shared memory; 0: one group in registers
 //   BUFFER_X    1: each warp prefetches its next group of x to shared memory
@@ -18,13 +19,16 @@
 using Arguments = GemvArguments;
 
 #include "arguments/product_kind.h"
+#if BYTES
+#include "byte_groups.cuh"
+#else
 #include "column_groups.cuh"
+#endif
 #include "floats.cuh"
 #include "parts.cuh"
 #include "q8.cuh"
 
 #define THREADS (WARPS * SUBGROUP)
-#define BATCH (8 * X_TILES)
 #include "unscaled_rows.cuh"
 
 #define TILE 16
@@ -34,8 +38,7 @@ using Arguments = GemvArguments;
 #define GROUPS ((UNITS + GROUP_UNITS - 1) / GROUP_UNITS) // of a row
 #define TURNS ((GROUPS + WARPS - 1) / WARPS)             // groups of a row for one warp
 #define SLOTS (WARPS + (PRODUCT == LINEAR))              // partial sums of each warp, and residuals
-#define LANE_SUMS 4                                      // per lane and tile of x
-#define TILE_SUMS (X_TILES * SUBGROUP * LANE_SUMS)
+#define TILE_SUMS (TILE * BATCH)
 
 #define SUMS_BYTES (ROUND * MATRICES * SLOTS * TILE_SUMS * 4)
 
@@ -168,8 +171,9 @@ DEVICE void addToSums(
     UNROLL for (uint j = 0; j < X_TILES; j++)
     {
         const uint index = LANE_SUMS * (j * SUBGROUP + lane);
-        float4& sums = (float4&)sumAt(step.i, matrix, warp, index);
-        sums = TURNS > 1 && step.turn > 0 ? sums + products.of(x, j) : products.of(x, j);
+        LaneSums& sums = (LaneSums&)sumAt(step.i, matrix, warp, index);
+        const LaneSums added = products.of(x, j, lane);
+        sums = TURNS > 1 && step.turn > 0 ? sums + added : added;
     }
 }
 
@@ -184,19 +188,12 @@ struct Output
     {
         i = output / TILE_SUMS;
         index = output % TILE_SUMS;
-        const uint lane = index / LANE_SUMS % SUBGROUP, e = index % LANE_SUMS;
-        t = lane / 4 + 8 * (e / 2);
-        b = index / (LANE_SUMS * SUBGROUP) * 8 + 2 * (lane % 4) + e % 2;
+        const SumPlace place(index);
+        t = place.t;
+        b = place.b;
         const uint tile = tiles.at(first + i);
         part = &partOf(args, tile);
         row = (tile - part->first_tile) * TILE + t;
-    }
-
-    /// Returns the index of row t of a tile and row b of x.
-    MEMBER static uint indexOf(uint t, uint b)
-    {
-        const uint lane = t % 8 * 4 + b % 8 / 2;
-        return LANE_SUMS * (b / 8 * SUBGROUP + lane) + t / 8 * 2 + b % 2;
     }
 
     MEMBER bool exists(uint n_x) const { return b < n_x && (WHOLE || row < part->rows); }
@@ -262,7 +259,7 @@ DEVICE void storeTiles(ARGS, const BlockTiles& tiles, uint first, uint n, uint n
         const uint col = tiles.at(first + at / TILE) * TILE + at % TILE;
         float4 four;
         UNROLL for (uint e = 0; e < 4; e++)
-            four[e] = sumAt(at / TILE, 0, 0, Output::indexOf((at + e) % TILE, b));
+            four[e] = sumAt(at / TILE, 0, 0, SumPlace::indexOf((at + e) % TILE, b));
         uint8_t* row = rowAt(args.first.y, b, args.first.y_stride);
 #if NORM_Y
         storeFour(row, cols, col, four);
@@ -310,10 +307,8 @@ EARLY_KERNEL(gemm_few, Arguments)
             StoredRows loaded;
             if (!BUFFER_X || is_first)
             {
-                uint8_t* rows[X_TILES];
-                UNROLL for (uint j = 0; j < X_TILES; j++)
-                    rows[j] = rowAt(args.x, min(8 * j + lane / 4, n_x - 1), args.x_stride);
-                loaded.load(rows, step.group(warp), lane);
+                const auto rowOf = [&](uint b) { return rowAt(args.x, min(b, n_x - 1), args.x_stride); };
+                loaded.load(rowOf, step.group(warp), lane);
             }
             else
             {

@@ -17,7 +17,6 @@
 #include "column_groups.cuh"
 
 #define THREADS (WARPS * SUBGROUP)
-#define BATCH (8 * X_TILES)
 #define SEGMENT BATCH
 #include "expert_segments.cuh"
 
@@ -123,11 +122,10 @@ DEVICE void load(ARGS, StoredGroup& stored, const Matrix& w, const Round& round,
 /// Loads a group of columns of the slots of a round.
 DEVICE void loadSlots(ARGS, GroupRows& x, const Round& round, uint group, uint lane)
 {
-    uint8_t* rows[X_TILES];
-    UNROLL for (uint j = 0; j < X_TILES; j++)
-        rows[j] = rowAt(args, min(round.chunk.at + 8 * j + lane / 4, round.chunk.end - 1));
+    const auto rowOf
+        = [&](uint b) { return rowAt(args, min(round.chunk.at + b, round.chunk.end - 1)); };
     StoredRows stored;
-    stored.load(rows, group, lane);
+    stored.load(rowOf, group, lane);
     x.convert(stored, lane);
 }
 
@@ -138,7 +136,7 @@ DEVICE void addToSums(const GroupProducts& products, const GroupRows& x, const R
     float* sums = sumsOf(steps.i * TEAMS + warp.team, matrix, warp.member);
     UNROLL for (uint j = 0; j < X_TILES; j++)
     {
-        const float4 d = products.of(x, j);
+        const float4 d = products.of(x, j, warp.lane);
         UNROLL for (uint e = 0; e < 4; e++)
         {
             const uint b = 8 * j + 2 * (warp.lane % 4) + e % 2;

@@ -8,6 +8,10 @@
 //     b[0] = B[2c, 2c+1][q]        b[1] = B[2c+8, 2c+9][q]
 //     d[0], d[1] = D[q][2c, 2c+1]  d[2], d[3] = D[q + 8][2c, 2c+1]
 
+//
+// `multiplyBytes` is mma.sync.m16n8k32 of signed bytes with integer sums: words have four
+// neighbouring numbers, so columns of A and rows of B are 4c to 4c + 3, and these + 16.
+
 #pragma once
 
 #include "prelude.cuh"
@@ -17,6 +21,11 @@
 DEVICE void multiplyTiles(float (&d)[4], const uint (&a)[4], uint b0, uint b1)
 {
     emulator::multiply_tiles(d, a, b0, b1);
+}
+
+DEVICE void multiplyBytes(int (&d)[4], const uint (&a)[4], uint b0, uint b1)
+{
+    emulator::multiply_byte_tiles(d, a, b0, b1);
 }
 
 DEVICE void loadMatrices(uint (&r)[4], const void* row) { emulator::load_matrices(r, row); }
@@ -52,6 +61,14 @@ DEVICE void multiplyTiles(float (&d)[4], const uint (&a)[4], uint b0, uint b1)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+DEVICE void multiplyBytes(int (&d)[4], const uint (&a)[4], uint b0, uint b1)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /// Returns the address of shared memory as the instructions below take it.
 DEVICE uint sharedAddress(const void* p) { return uint(__cvta_generic_to_shared(p)); }
 
@@ -79,9 +96,9 @@ DEVICE void loadMatricesTransposed(uint (&r)[4], const void* row)
 /// `exists` is false, and `global`, which must be a valid address, is not read.
 DEVICE void copyAsync(void* shared, const void* global, bool exists)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(sharedAddress(shared)),
-                 "l"(__cvta_generic_to_global(global)), "r"(exists ? 16 : 0)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"(sharedAddress(shared)), "l"(__cvta_generic_to_global(global)),
+                 "r"(exists ? 16 : 0) : "memory");
 }
 
 /// As `copyAsync`, for 4 or 8 bytes that exist.

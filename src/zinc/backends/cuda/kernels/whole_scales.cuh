@@ -29,12 +29,14 @@ DEVICE uint selectBits(uint mask, uint a, uint b)
 
 #define SCALE_FACTOR 256.0f // 2^k
 #define GROUP_BYTES 3072    // of a warp's group in shared memory
+#define BYTE_FACTOR 4.0f    // of weights as signed bytes
 
 /// The scales of a row's units c and c + 4: one for each half of a unit. Stored values are 32 too
 /// large, which `offset` corrects.
 struct BlockScales
 {
     uint s[2], offset[2];
+    uint bytes[2]; // integer scales of the halves of each unit
 
     BlockScales() = default;
 
@@ -43,12 +45,16 @@ struct BlockScales
     {
         UNROLL for (uint i = 0; i < 2; i++)
         {
-            const uint bytes = __byte_perm(stored[i], 0x64646464u, 0x4140) ^ 0x00800080u;
-            const uint scales = subtractHalves(bytes, 0x64806480u); // 1024 + 128 was added
+            const uint large = __byte_perm(stored[i], 0x64646464u, 0x4140) ^ 0x00800080u;
+            const uint scales = subtractHalves(large, 0x64806480u); // 1024 + 128 was added
             s[i] = multiplyHalves(scales, 0x5c005c00u);             // 256
             offset[i] = multiplyHalves(scales, 0x90009000u);        // -32 * 256 / 2^24
+            bytes[i] = stored[i];
         }
     }
+
+    /// Returns the scale of a half of unit i.
+    MEMBER int whole(uint i, uint half) const { return int(int8_t(bytes[i] >> 8 * half)); }
 
     MEMBER void clear() { s[0] = s[1] = offset[0] = offset[1] = 0; }
     MEMBER void foldMinimums(float) {}
@@ -132,31 +138,45 @@ struct StoredGroup
         even = bytes & 0x003f003fu;
         odd = bytes >> 8 & 0x003f003fu;
     }
+
+    /// Returns the weights of a word of unit i, times BYTE_FACTOR, as four signed bytes.
+    MEMBER uint bytes(uint h, uint i, uint word) const
+    {
+        // Flipping the highest bit of a 6-bit number subtracts 32.
+        const uint four = nibbles[h][i][word % 4], two = bits[h][i][word / 4] ^ 0xaaaaaaaau;
+        const uint low = word < 4 ? four << 2 : four >> 2, high = two << (6 - 2 * (word % 4));
+        return (low & 0x3c3c3c3cu) | (high & 0xc0c0c0c0u);
+    }
 };
 
 #else
 
 #define SCALE_FACTOR 1024.0f // 2^k
 #define GROUP_BYTES (FORMAT == Q5_K ? 2816 : 2304) // of a warp's group in shared memory
+#define BYTE_FACTOR 1.0f // of weights as signed bytes
 
 /// The scales and minimums of a row's units c and c + 4.
 struct BlockScales
 {
-    uint s[2]; // of both units, for low and for high nibbles
-    uint m;    // integer minimums; after `foldMinimums`, the float16 offsets of operands
+    uint integers; // scales of both units
+    uint s[2];     // as float16 of both units, for low and for high nibbles
+    uint m;        // integer minimums; after `foldMinimums`, the float16 offsets of operands
 
     BlockScales() = default;
 
     MEMBER BlockScales(uint4 head, uint c)
     {
         const uint low = head.y >> 4 * c, minimums = head.z >> 4 * c, high = head.w >> 4 * c;
-        const uint six = (low & 0x000f000fu) | (high << 4 & 0x00300030u);
-        s[0] = multiplyHalves(subtractHalves(six | 0x64006400u, 0x64006400u), 0x64006400u);
+        integers = (low & 0x000f000fu) | (high << 4 & 0x00300030u);
+        s[0] = multiplyHalves(subtractHalves(integers | 0x64006400u, 0x64006400u), 0x64006400u);
         s[1] = multiplyHalves(s[0], 0x2c002c00u); // 1 / 16
         m = (minimums & 0x000f000fu) | (high << 2 & 0x00300030u);
     }
 
     MEMBER void clear() { s[0] = s[1] = 0; }
+
+    /// Returns the scale of unit i, which has no halves.
+    MEMBER int whole(uint i, uint) const { return int(i ? integers >> 16 : integers & 0xffffu); }
 
     /// Replaces `m` by -m e / d 2^-14, which `scaled` adds to each operand. ratio: e / d.
     MEMBER void foldMinimums(float ratio)
@@ -253,6 +273,18 @@ struct StoredGroup
         odd |= one >> (word < 4 ? 4 + word : word) & bit;
 #endif
     }
+
+    /// Returns the weights of a word of unit i as four bytes.
+    MEMBER uint bytes(uint h, uint i, uint word) const
+    {
+        const uint four = nibbles[h][i][word % 4] >> (word < 4 ? 0 : 4) & 0x0f0f0f0fu;
+#if FORMAT == Q5_K
+        const uint one = bits[h][i];
+        return four | ((word < 4 ? one << (4 - word) : one >> (word - 4)) & 0x10101010u);
+#else
+        return four;
+#endif
+    }
 };
 
 #endif
@@ -318,6 +350,9 @@ struct GroupWeights
 
     /// Returns the factor that scales the products of row h.
     MEMBER float factor(uint h) const { return factors[h].x * (WHOLE_FACTOR / SCALE_FACTOR); }
+
+    /// Returns the factor that scales the products of `bytes` and integer scales of row h.
+    MEMBER float byteFactor(uint h) const { return factors[h].x / BYTE_FACTOR; }
 
 #if FOLD_MINIMUMS
     /// Returns 1 / `factor(h)`.
