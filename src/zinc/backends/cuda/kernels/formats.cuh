@@ -30,7 +30,8 @@ DEVICE Matrix shifted(const Matrix& w, uint64_t bytes)
 }
 
 // Loads of weights. They stay where the source has them, before waitForInputs too: compilers may
-// move plain loads of constant memory past the wait.
+// move plain loads of constant memory past the wait. L2 fetches whole lines of 128 bytes, because a
+// warp loads the other half of a line soon (column_groups.cuh).
 #if defined(ZINC_EMULATED)
 DEVICE uint4 loadWeights16(const uint4* p) { return *p; }
 DEVICE uint2 loadWeights8(const uint2* p) { return *p; }
@@ -40,7 +41,7 @@ DEVICE uint loadWeights2(const uint16_t* p) { return *p; }
 DEVICE uint4 loadWeights16(const uint4* p)
 {
     uint4 x;
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.relaxed.gpu.global.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
         : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
     return x;
 }
@@ -48,7 +49,8 @@ DEVICE uint4 loadWeights16(const uint4* p)
 DEVICE uint2 loadWeights8(const uint2* p)
 {
     uint2 x;
-    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(p));
+    asm volatile("ld.relaxed.gpu.global.L2::128B.v2.u32 {%0, %1}, [%2];"
+        : "=r"(x.x), "=r"(x.y) : "l"(p));
     return x;
 }
 

@@ -92,11 +92,12 @@ DEVICE void loadMatricesTransposed(uint (&r)[4], const void* row)
                  : "memory");
 }
 
-/// Starts a copy of 16 bytes from global to shared memory, both aligned to 16. Zeros are stored if
-/// `exists` is false, and `global`, which must be a valid address, is not read.
+/// Starts a copy of 16 bytes from global to shared memory, both aligned to 16. L2 fetches the whole
+/// line of 128 bytes (formats.cuh). If `exists` is false, zeros are stored, and `global`, which must
+/// be a valid address, is not read.
 DEVICE void copyAsync(void* shared, const void* global, bool exists)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                  ::"r"(sharedAddress(shared)), "l"(__cvta_generic_to_global(global)),
                  "r"(exists ? 16 : 0) : "memory");
 }
@@ -104,7 +105,7 @@ DEVICE void copyAsync(void* shared, const void* global, bool exists)
 /// As `copyAsync`, for 4 or 8 bytes that exist.
 template <uint bytes> DEVICE void copySmallAsync(void* shared, const void* global)
 {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(sharedAddress(shared)),
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(sharedAddress(shared)),
                  "l"(__cvta_generic_to_global(global)), "n"(bytes)
                  : "memory");
 }
