@@ -68,6 +68,7 @@ def _case(name: str, tokens: int, type: GGMLType) -> tuple[Case, Value, Value]:
 
 def _cases() -> Iterator[Case]:
     for tokens, types in (
+        (4, (GGMLType.Q6_K, GGMLType.Q4_K)),
         (5, (GGMLType.Q4_K,) * 3),
         (8, (GGMLType.Q4_K, GGMLType.Q6_K)),
         (13, (GGMLType.Q5_K,)),
@@ -108,7 +109,12 @@ def linear_norm_linear(
 
 
 def _glu_cases() -> Iterator[Case]:
-    for tokens, type in ((6, GGMLType.Q4_K), (8, GGMLType.Q6_K), (15, GGMLType.Q8_0)):
+    for tokens, type in (
+        (3, GGMLType.Q5_K),
+        (6, GGMLType.Q4_K),
+        (8, GGMLType.Q6_K),
+        (15, GGMLType.Q8_0),
+    ):
         case, made, x = _case(f"{type.name}-{tokens}", tokens, type)
         y = gated_product(case, x, type, type)
         yield case.returns(case.graph.concat_heads(y, made, n_heads=1))
