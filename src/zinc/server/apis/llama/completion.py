@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from zinc.server.apis.openai.completions import MAX_PROMPTS
 from zinc.server.apis.shared import prompts
 from zinc.server.apis.shared.fields import (
     MAX_ANSWERS,
+    Constraint,
     constraint_of,
     constraints,
     refuse,
@@ -87,14 +88,35 @@ async def _complete(
     if fields.dynatemp_range is None or fields.dynatemp_range == 0:
         fields.dynatemp_exponent = None
     refuse(fields, _REFUSED)
-    constraint = constraint_of(None, fields)
     n = check_count(fields.n_cmpl, "n_cmpl", MAX_ANSWERS)
-    limit = fields.n_predict if fields.n_predict is not None else fields.max_tokens
+    task = _Completion(service, request, fields, ids_of, constraint_of(None, fields), n)
+    streamed = task.events if fields.stream else None
+    interval = fields.sse_ping_interval
+    return await answer(
+        service, request, fields.model, task.begin, task.whole, streamed, OPENAI, interval
+    )
 
-    def jobs_of(model: LoadedModel) -> list[Job]:
+
+@dataclass(frozen=True, slots=True)
+class _Completion:
+    """A request to continue prompts, with `n` answers for each. ids_of: as in `_complete`."""
+
+    service: Service
+    request: Request
+    fields: NativeFields
+    ids_of: Callable[[LoadedModel], list[list[int]]]
+    constraint: Constraint | None
+    n: int
+
+    async def begin(self, model: LoadedModel) -> list[Generation]:
+        jobs = await asyncio.to_thread(self.jobs, model)
+        return model.runner.submit(jobs, client_of(self.service, self.request))
+
+    def jobs(self, model: LoadedModel) -> list[Job]:
+        fields, n = self.fields, self.n
         params = sampling_params(
             fields,
-            max_tokens=limit,
+            max_tokens=fields.n_predict if fields.n_predict is not None else fields.max_tokens,
             max_tokens_name="n_predict",
             stop=[s for s in fields.stop if s] if isinstance(fields.stop, list) else fields.stop,
             logprobs=fields.n_probs or None,
@@ -103,9 +125,9 @@ async def _complete(
         params = replace(params, post_sampling_probs=bool(fields.post_sampling_probs))
         reader = partial(IndentReader, model.tokenizer, params.stop, fields.n_indent or 0)
         deadline = (fields.t_max_predict_ms or 0) / 1000
-        found = ids_of(model)
+        found = self.ids_of(model)
         model.runner.check_room(n * len(found))
-        per_answer = iter(constraints(model, constraint, n * len(found)))
+        per_answer = iter(constraints(model, self.constraint, n * len(found)))
         breakers = model.llm.dry_breakers(params)
         return [
             Job(
@@ -122,26 +144,24 @@ async def _complete(
             for i in range(n)
         ]
 
-    async def begin(model: LoadedModel) -> list[Generation]:
-        jobs = await asyncio.to_thread(jobs_of, model)
-        return model.runner.submit(jobs, client_of(service, request))
-
-    async def whole(model: LoadedModel, answers: Sequence[Generation]) -> Any:
+    async def whole(self, model: LoadedModel, answers: Sequence[Generation]) -> Any:
         results: list[Any] = []
         ends: list[End] = []
         for index, each in enumerate(answers):
-            result = CompletionResult(model, fields, each, index)
+            result = CompletionResult(model, self.fields, each, index)
             async for item in plain_text(each):
                 if isinstance(item, End):
                     ends.append(item)
                     results.append(result.final(item))
                 else:
                     result.add(item.text, item.tokens)
-        record_answers(request, [(end.reason, end.timings) for end in ends])
+        self._record(ends)
         return results[0] if len(results) == 1 else results
 
-    async def events(model: LoadedModel, answers: Sequence[Generation]) -> AsyncGenerator[bytes]:
-        results = [CompletionResult(model, fields, each, i) for i, each in enumerate(answers)]
+    async def events(
+        self, model: LoadedModel, answers: Sequence[Generation]
+    ) -> AsyncGenerator[bytes]:
+        results = [CompletionResult(model, self.fields, x, i) for i, x in enumerate(answers)]
         ends: list[End] = []
         async for index, item in merge([plain_text(each) for each in answers]):
             if isinstance(item, End):
@@ -149,12 +169,10 @@ async def _complete(
                 yield event(results[index].final(item, streamed=True))
             elif item.text or item.progress:
                 yield event(results[index].piece(item))
-        record_answers(request, [(end.reason, end.timings) for end in ends])
+        self._record(ends)
 
-    streamed = events if fields.stream else None
-    return await answer(
-        service, request, fields.model, begin, whole, streamed, OPENAI, fields.sse_ping_interval
-    )
+    def _record(self, ends: Sequence[End]) -> None:
+        record_answers(self.request, [(end.reason, end.timings) for end in ends])
 
 
 def _biases(value: dict[str, Any] | list[Any] | None, tokenizer: Tokenizer) -> dict[int, float]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from zinc.chat.events import Content, Reasoning
-from zinc.engine.sampling import Sampled
+from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.server.apis.ollama.common import (
     OLLAMA,
     Clock,
@@ -69,76 +69,93 @@ async def generate(service: Service, request: Request) -> Response:
         reason = await load_or_unload(service, name, seconds)
         end = {"created_at": timestamp(), "response": "", "done_reason": reason, "done": True}
         return JSONResponse({"model": fields.model, **end})
-    params = params_of(fields)
-    wants_logprobs = params.logprobs is not None
+    reply = _Reply(service, request, fields, params_of(fields), clock, seconds)
+    is_streamed = fields.stream is not False
+    if fields.raw or fields.suffix:
+        lines = reply.raw_lines if is_streamed else None
+        return await answer(
+            service, request, name, reply.begin_raw, reply.whole_raw, lines, OLLAMA, 0
+        )
+    chat = replace(_to_chat(fields), params=reply.params)
+    chat_lines = reply.chat_lines if is_streamed else None
+    return await answer_chat(service, request, name, chat, reply.whole_chat, chat_lines, OLLAMA, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """The response to a request: one row, or a row for each piece of a streamed answer.
+
+    keep_alive_s: seconds for which the model stays loaded.
+    """
+
+    service: Service
+    request: Request
+    fields: GenerateFields
+    params: SamplingParams
+    clock: Clock
+    keep_alive_s: float | None
 
     def row(
-        model: LoadedModel, text: str, thinking: str = "", tokens: Sequence[Sampled] = ()
+        self, model: LoadedModel, text: str, thinking: str = "", tokens: Sequence[Sampled] = ()
     ) -> dict[str, Any]:
         found: dict[str, Any] = {"model": model.name, "created_at": timestamp(), "response": text}
         if thinking:
             found["thinking"] = thinking
-        if tokens and wants_logprobs:
+        if tokens and self.params.logprobs is not None:
             found["logprobs"] = chat_logprobs(model.tokenizer, tokens)
         return found
 
-    def last(model: LoadedModel, end: Finished | End) -> dict[str, Any]:
-        record_answers(request, [(end.reason, end.timings)])
-        keep(service, model, seconds)
+    def end(self, model: LoadedModel, end: Finished | End) -> dict[str, Any]:
+        """Return what the last row has besides, and record the end of the answer."""
+        record_answers(self.request, [(end.reason, end.timings)])
+        keep(self.service, model, self.keep_alive_s)
         reason = "length" if end.reason == "length" else "stop"
-        return {"done": True, "done_reason": reason, **clock.durations(end.timings)}
+        return {"done": True, "done_reason": reason, **self.clock.durations(end.timings)}
 
-    async def whole_chat(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
-        clock.loaded()
+    async def whole_chat(self, model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+        self.clock.loaded()
         found = await answers[0].collect()
         text, thinking = found.answer.content, found.answer.reasoning
-        return row(model, text, thinking, found.tokens) | last(model, found.finished)
+        return self.row(model, text, thinking, found.tokens) | self.end(model, found.finished)
 
     async def chat_lines(
-        model: LoadedModel, answers: Sequence[ChatAnswer]
+        self, model: LoadedModel, answers: Sequence[ChatAnswer]
     ) -> AsyncGenerator[bytes]:
-        clock.loaded()
+        self.clock.loaded()
         async for item in answers[0]:
             if isinstance(item, Finished):
-                yield line(row(model, "") | last(model, item))
+                yield line(self.row(model, "") | self.end(model, item))
             elif isinstance(item.event, Content) and item.event.text:
-                found = row(model, item.event.text, tokens=item.tokens)
+                found = self.row(model, item.event.text, tokens=item.tokens)
                 yield line({**found, "done": False})
             elif isinstance(item.event, Reasoning):
-                yield line({**row(model, "", item.event.text), "done": False})
+                yield line({**self.row(model, "", item.event.text), "done": False})
 
-    async def begin_raw(model: LoadedModel) -> list[Generation]:
-        clock.loaded()
+    async def begin_raw(self, model: LoadedModel) -> list[Generation]:
+        self.clock.loaded()
+        fields = self.fields
         jobs = await asyncio.to_thread(
-            jobs_of, model, [fields.prompt or ""], params, 1, constraint_in(fields), False,
+            jobs_of, model, [fields.prompt or ""], self.params, 1, constraint_in(fields), False,
             fields.priority or 0, NO_TELEMETRY, fields.suffix or "",
         )  # fmt: skip
-        return model.runner.submit(jobs, client_of(service, request))
+        return model.runner.submit(jobs, client_of(self.service, self.request))
 
-    async def whole_raw(model: LoadedModel, answers: Sequence[Generation]) -> dict[str, Any]:
+    async def whole_raw(self, model: LoadedModel, answers: Sequence[Generation]) -> dict[str, Any]:
         text, tokens = "", list[Sampled]()
         async for item in plain_text(answers[0]):
             if isinstance(item, End):
-                return row(model, text, tokens=tokens) | last(model, item)
+                return self.row(model, text, tokens=tokens) | self.end(model, item)
             text, tokens = text + item.text, [*tokens, *item.tokens]
         raise RuntimeError("the answer has no end")
 
-    async def raw_lines(model: LoadedModel, answers: Sequence[Generation]) -> AsyncGenerator[bytes]:
+    async def raw_lines(
+        self, model: LoadedModel, answers: Sequence[Generation]
+    ) -> AsyncGenerator[bytes]:
         async for item in plain_text(answers[0]):
             if isinstance(item, End):
-                yield line(row(model, "") | last(model, item))
+                yield line(self.row(model, "") | self.end(model, item))
             elif item.text:
-                yield line({**row(model, item.text, tokens=item.tokens), "done": False})
-
-    is_whole = fields.stream is False
-    if fields.raw or fields.suffix:
-        streamed = None if is_whole else raw_lines
-        return await answer(service, request, name, begin_raw, whole_raw, streamed, OLLAMA, 0)
-    chat_request = replace(_to_chat(fields), params=params)
-    chat_stream = None if is_whole else chat_lines
-    return await answer_chat(
-        service, request, name, chat_request, whole_chat, chat_stream, OLLAMA, 0
-    )
+                yield line({**self.row(model, item.text, tokens=item.tokens), "done": False})
 
 
 def _to_chat(fields: GenerateFields) -> ChatRequest:
