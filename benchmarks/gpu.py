@@ -144,25 +144,30 @@ def prefill(bench: Bench, model: LoadedModel, n: int, depth: int) -> dict[str, A
 
 
 def row_steps(
-    bench: Bench, model: LoadedModel, counts: list[int], depth: int
+    bench: Bench, model: LoadedModel, counts: list[int], depth: int, queues: bool
 ) -> list[dict[str, Any]]:
     """Measure a step of n tokens of one sequence for each n of `counts`, and of one token.
 
     Tokens are random, so that they choose many experts. As in a verification of drafts, each of
     them has an output row, and the device samples those. Rounds alternate between the counts, so
-    that changes of clocks affect all of them.
+    that changes of clocks affect all of them. queues: also measure `device_us`, the time of a step
+    that is queued ROW_STEPS times at once, so that the device does not wait for the host.
     """
     counts = sorted({1, *counts})
     ids = np.random.default_rng(7).integers(1000, size=max(counts)).tolist()
     steps = {n: sampled(StepMaker(model).step(ids[:n], depth, outputs=n)) for n in counts}
     seconds: dict[int, list[float]] = {n: [] for n in counts}
+    device: dict[int, list[float]] = {n: [] for n in counts}
     for _ in range(REPETITIONS + 1):
         for n, step in steps.items():
             start = time.perf_counter()
             for _ in range(ROW_STEPS):
                 model.program.sample(step).wait()
             seconds[n].append((time.perf_counter() - start) / ROW_STEPS)
+            if queues:
+                device[n].append(queued_step(model, step))
     medians = {n: statistics.median(found[1:]) for n, found in seconds.items()}
+    devices = {n: statistics.median(found[1:]) for n, found in device.items() if found}
     return [
         {
             "rows": n,
@@ -171,11 +176,22 @@ def row_steps(
             "all_step_us": [1e6 * s for s in seconds[n][1:]],
             "one_row_steps": medians[n] / medians[1],
             "rows_per_s": n / medians[n],
+            **({"device_us": 1e6 * devices[n]} if devices else {}),
             **profiled(bench, StepShape(n, n, depth, model.kv_dtype)),
             **asdict(model.program.counts(steps[n])),
         }
         for n in counts
     ]
+
+
+def queued_step(model: LoadedModel, step: Step) -> float:
+    """Return the seconds of a step that is queued ROW_STEPS times at once."""
+    recording, host = model.program.recording(step), model.program.host
+    host.wait(recording.submit())
+    start = time.perf_counter()
+    for ticket in [recording.submit() for _ in range(ROW_STEPS)]:
+        host.wait(ticket)
+    return (time.perf_counter() - start) / ROW_STEPS
 
 
 def sampled(step: Step) -> Step:
@@ -186,10 +202,11 @@ def sampled(step: Step) -> Step:
 def show_row_step(result: dict[str, Any]) -> None:
     kernels = sorted(result["profile"], key=lambda row: -row["seconds"])[:4]
     times = ", ".join(f"{row['kernel']} {1e6 * row['seconds']:,.0f}" for row in kernels)
+    queued = f", {result['device_us']:,.0f} us if queued" if "device_us" in result else ""
     print(
         f"  {result['rows']:4} rows at {result['depth']}: {result['step_us']:9,.0f} us, "
-        f"{result['one_row_steps']:5.2f} steps of one row, {result['rows_per_s']:9,.1f} rows/s; "
-        f"us on the device: {times}"
+        f"{result['one_row_steps']:5.2f} steps of one row, {result['rows_per_s']:9,.1f} rows/s"
+        f"{queued}; us on the device: {times}"
     )
     sys.stdout.flush()
 
@@ -288,7 +305,7 @@ def measure(name: str, backend: GpuBackend, args: argparse.Namespace) -> dict[st
                 report["decode"].append(decode(bench, model, args.decode, depth))
                 show(f"decode at {depth}", report["decode"][-1])
             if args.rows:
-                found = row_steps(bench, model, args.rows, depth)
+                found = row_steps(bench, model, args.rows, depth, backend.name == "cuda")
                 report["row_steps"] += found
                 for result in found:
                     show_row_step(result)

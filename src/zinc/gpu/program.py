@@ -234,6 +234,13 @@ class GpuProgram:
                 seconds[node.launch] += took / len(level)
         return seconds
 
+    def recording(self, step: Step) -> Recording:
+        """Return the recorded launches of a step, which a measurement submits many times.
+
+        The launches read the step's data until another step is run or recorded.
+        """
+        return self.host.record(self._graph(self._prepared(step)))
+
     def counts(self, step: Step) -> StepCounts:
         """Return the dispatches and barriers that were recorded for a step."""
         return self._recorded(Bucket.of_step(self.plan, step), 0).recording.counts
