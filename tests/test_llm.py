@@ -13,7 +13,7 @@ import pytest
 import zinc
 from zinc import LLM, SamplingParams
 from zinc.cli.main import main
-from zinc.core.errors import RequestError, ZincError
+from zinc.core.errors import RequestError, UnsupportedError, ZincError
 from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
 from zinc.formats.gguf_writer import GGUFWriter
@@ -298,6 +298,66 @@ def test_wrong_arguments_raise_errors_about_python_arguments(llm, call, error, m
     with pytest.raises(error, match=message):
         call(llm)
     assert llm.engine.idle
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"content": [{"type": "text", "text": "Hi"}, IMAGE]}, r"content\[1\] has 'image_url'"),
+        ({"content": [{"type": "input_audio", "input_audio": {}}]}, r"\[0\] has 'input_audio'"),
+        ({"content": [{"type": "file", "file": {}}]}, r"messages\[1\].content\[0\] has 'file'"),
+        ({"content": [{"image": np.zeros((2, 2, 3))}]}, r"content\[0\] has 'image'"),
+        ({"content": "Hi", "images": ["aGk="]}, r"messages\[1\] has 'images'"),
+    ],
+)
+def test_an_image_is_an_error_that_says_that_the_model_takes_text(llm, message, said):
+    conversation = [*HELLO, {"role": "user", **message}]
+    for call in (llm.chat, llm.stream, llm.render):
+        with pytest.raises(UnsupportedError, match=f"{said}: the model takes text only. Leave"):
+            call(conversation)
+
+
+def test_parts_that_a_template_takes_and_empty_lists_of_images_are_accepted():
+    source = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    parts = [{"type": "text", "text": "Hi"}, {"type": "thinking", "text": " you"}]
+    with LLM(backend="ref", context=256, chat_template=source) as llm:
+        ids = llm.render([{"role": "user", "content": parts, "images": [], "image": None}])
+        assert ids == llm.tokenizer.encode("Hi you")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": 5}, "model is an int: it takes the path of a model file, or a name such as"),
+        ({"model": b"x.gguf"}, "model is a bytes"),
+        ({"draft": 5}, "draft is an int"),
+        ({"cache_dir": 5}, "cache_dir is an int: it takes the path of a folder"),
+        ({"lora": 5}, "lora is an int: it takes the path of a file, a list of paths, or a dict"),
+        ({"lora": [5]}, "a path in lora is an int"),
+        ({"rope": "yarn"}, r"rope is a str: it takes a RopeScaling. Write rope=RopeScaling\("),
+        ({"rope": 2.0}, "rope is a float"),
+        ({"device_map": "auto"}, r"device_map is a str: .* Write device_map=DeviceMap\("),
+        ({"options": "x"}, "options is a str: it takes a dict. Write options="),
+        ({"options": {"device": 0}}, "the backend option 'device' is an int: .* Write \"0\""),
+        ({"options": {"batch_invariant": True}}, 'is a bool: .* Write "true"'),
+        ({"options": {"levle": "avx2"}}, "no backend option 'levle': .* Write 'level'"),
+        ({"options": {"colour": "x"}}, "the options are device, level, batch_invariant. Leave"),
+        ({"options": {"device": "cpu,cpu", "colour": "x"}}, "there is no backend option 'colour'"),
+        ({"lora": "none.gguf"}, "cannot read none.gguf: No such file or directory. Check the path"),
+    ],
+)
+def test_wrong_arguments_of_a_load_are_clear_errors(arguments, message):
+    with pytest.raises(ZincError, match=message):
+        LLM(**{"backend": "cpu", **arguments})
+
+
+@pytest.mark.parametrize("backend", ["auto", "ref"])
+def test_an_unknown_backend_option_is_an_error_on_every_backend(backend):
+    with pytest.raises(RequestError, match="there is no backend option 'colour'"):
+        LLM(backend=backend, options={"colour": "x"})
 
 
 def test_fields_of_the_sampling_may_be_keywords(llm):

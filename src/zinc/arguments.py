@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from zinc.chat.template import ChatTemplate
-from zinc.core.errors import RequestError
+from zinc.core.errors import RequestError, UnsupportedError
 from zinc.engine.load.options import AdapterOption
 from zinc.engine.sampling import SamplingParams
+from zinc.models.parts.context import RopeScaling
+from zinc.plan.device_map import DeviceMap
 
 LoraFiles: TypeAlias = (
     str
@@ -31,6 +33,11 @@ LoraFiles: TypeAlias = (
 SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
 # Roles of the OpenAI API; below, roles of older APIs and of some templates.
 ROLES = ("system", "developer", "user", "assistant", "tool")
+# Keys that hold media, and types of parts that are media, in OpenAI's API and in templates.
+_MEDIA = (
+    "image", "images", "image_url", "audio", "audios", "audio_url", "video", "videos", "video_url",
+)  # fmt: skip
+_MEDIA_TYPES = (*_MEDIA, "input_image", "input_audio", "file", "input_file")
 _OTHER_ROLES = ("function", "ipython", "model", "observation")
 
 
@@ -78,12 +85,52 @@ def take_sampling(arguments: dict[str, Any], template: ChatTemplate | None) -> d
     return {name: arguments.pop(name) for name in list(arguments) if name in SAMPLING_FIELDS}
 
 
+def check_file(name: str, value: object, text: str = "the path of a file") -> None:
+    """Raise RequestError if the argument `name` of `LLM` is neither `text` nor None."""
+    if not isinstance(value, str | os.PathLike | None):
+        raise RequestError(
+            f"{name} is {_with_article(value)}", f"it takes {text}, as a str or a Path"
+        )
+
+
+def check_load(rope: object, device_map: object, options: object) -> None:
+    """Raise RequestError if one of these arguments of `LLM` has the wrong type."""
+    for name, value, kind, example in (
+        ("rope", rope, RopeScaling, 'RopeScaling("yarn", 4.0)'),
+        ("device_map", device_map, DeviceMap, "DeviceMap(gpu_layers=20)"),
+        ("options", options, Mapping, '{"device": "vulkan:0"}'),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise RequestError(
+                f"{name} is {_with_article(value)}",
+                f"it takes a {'dict' if kind is Mapping else kind.__name__}",
+                f"write {name}={example}, or leave it out",
+            )
+    for name, value in options.items() if isinstance(options, Mapping) else ():
+        if not isinstance(value, str):
+            raise RequestError(
+                f"the backend option {name!r} is {_with_article(value)}",
+                "values of options are texts",
+                f'write "{str(value).lower()}"',
+            )
+
+
 def adapter_options(lora: LoraFiles) -> tuple[AdapterOption, ...]:
-    """Return the LoRA adapters that the argument `lora` of `LLM` names, with their scales."""
+    """Return the LoRA adapters that the argument `lora` of `LLM` names, with their scales.
+
+    Raises RequestError if it is something else.
+    """
     if lora is None:
         return ()
     if isinstance(lora, str | os.PathLike):
         lora = [lora]
+    if not isinstance(lora, Mapping | Sequence):
+        raise RequestError(
+            f"lora is {_with_article(lora)}",
+            "it takes the path of a file, a list of paths, or a dict with the scale of each",
+        )
+    for path in lora:
+        check_file("a path in lora", path)
     if not isinstance(lora, Mapping):
         return tuple(AdapterOption(Path(path).expanduser()) for path in lora)
     return tuple(AdapterOption(Path(p).expanduser(), float(x)) for p, x in lora.items())
@@ -123,7 +170,8 @@ def is_conversation(prompt: object) -> bool:
 def check_messages(messages: object, template: ChatTemplate) -> None:
     """Check that `messages` is a list of messages with known roles, and not empty.
 
-    A role is known if it is a common one, or if `template` names it. Raises RequestError.
+    A role is known if it is a common one, or if `template` names it. Raises RequestError, and
+    UnsupportedError for images and other media.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(
@@ -149,6 +197,34 @@ def check_messages(messages: object, template: ChatTemplate) -> None:
                 f"roles are {', '.join(ROLES)}",
                 f"write {near[0]!r}" if near else "",
             )
+        _check_text_only(message, f"messages[{i}]")
+
+
+def _check_text_only(message: Mapping[str, object], where: str) -> None:
+    """Raise UnsupportedError if a message has an image or other media.
+
+    A template would leave it out or fail, or write a marker for what the model does not get.
+    """
+    content = message.get("content")
+    parts: list[tuple[str, object]] = [(where, message)]
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        parts += [(f"{where}.content[{i}]", part) for i, part in enumerate(content)]
+    for name, part in parts:
+        if not isinstance(part, Mapping):
+            continue
+        kind = part.get("type")
+        held = (key for key in _MEDIA if not _is_empty(part.get(key)))
+        media = kind if kind in _MEDIA_TYPES else next(held, None)
+        if media is not None:
+            raise UnsupportedError(
+                f"{name} has {media!r}",
+                "the model takes text only",
+                "leave it out, or describe it in the text",
+            )
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, Sequence) and not value)
 
 
 def _mentions(template: ChatTemplate, role: object) -> bool:

@@ -34,6 +34,8 @@ from zinc.answers import (
 from zinc.arguments import (
     LoraFiles,
     adapter_options,
+    check_file,
+    check_load,
     check_messages,
     is_conversation,
     is_one_prompt,
@@ -137,6 +139,10 @@ class LLM:
         options: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> None:
+        check_file("model", model, "the path of a model file, or a name such as qwen3:8b")
+        check_file("draft", draft, "the path of a model file, or a name such as qwen3:8b")
+        check_file("cache_dir", cache_dir, "the path of a folder")
+        check_load(rope, device_map, options)
         settings = settings_of(model)
         for note in settings.notes:
             log.warning("%s", note)
@@ -317,8 +323,8 @@ class LLM:
 
         constraint, lora: as in `generate`. arguments: fields of SamplingParams, instead of `params`
         or to override it, and arguments of the model's template (`enable_thinking`, ...). Raises
-        RequestError for a malformed message, TemplateError if the model has no template or the
-        template refuses the messages.
+        RequestError for a malformed message, UnsupportedError for an image or other media, and
+        TemplateError if the model has no template or the template refuses the messages.
         """
         params = sampling_params(params, take_sampling(arguments, self.template), self.sampling)
         ids = self.render(messages, tools=tools, **arguments)
@@ -375,7 +381,8 @@ class LLM:
         spelled out in messages, tools or variables stay text.
 
         Raises TemplateError if the model has no template or the template fails. Raises RequestError
-        for a malformed message, contradicting switches, or variables that are not plain data.
+        for a malformed message, contradicting switches, or variables that are not plain data, and
+        UnsupportedError for an image or other media.
         """
         check_messages(messages, self.template)
         messages = self.settings.conversation(messages)

@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Protocol, cast
 
 import numpy as np
@@ -387,6 +388,10 @@ class HostBackend:
         return None
 
 
+_INTERNAL = ("null", "ref")  # for tests, and to check other backends
+_OPTIONS = ("device", "level", "batch_invariant")
+
+
 class BackendModule(Protocol):
     """The functions that the module of a backend defines."""
 
@@ -423,8 +428,9 @@ def create(
     options: `device` (GPUs), `level` (CPU), and `batch_invariant`, "true" or "false", which demands
     `Capabilities.batch_invariant`. `instance` (Vulkan): backends with different values do not share
     an open device. Raises DeviceError if there is no such backend or it is not batch-invariant,
-    RequestError for another value of `batch_invariant`.
+    RequestError for an unknown option or another value of `batch_invariant`.
     """
+    _check_names(options or {})
     backend = _module(name).create(threads, options)
     if wants_batch_invariance(options) and not backend.capabilities.batch_invariant:
         raise DeviceError(
@@ -433,6 +439,17 @@ def create(
             "leave {batch_invariant} out, or choose another backend with {backend}",
         )
     return backend
+
+
+def _check_names(options: Mapping[str, str]) -> None:
+    """Raise RequestError if no backend has one of `options`."""
+    for unknown in options.keys() - {*_OPTIONS, "instance"}:
+        near = get_close_matches(str(unknown), _OPTIONS, 1)
+        raise RequestError(
+            f"there is no backend option {unknown!r}",
+            f"the options are {', '.join(_OPTIONS)}",
+            f"write {near[0]!r}" if near else "leave it out",
+        )
 
 
 def wants_batch_invariance(options: Mapping[str, str] | None) -> bool:
@@ -457,7 +474,8 @@ def devices(name: str) -> list[DeviceInfo]:
 
 def _module(name: str) -> BackendModule:
     if name not in discover():
+        names = ", ".join(each for each in discover() if each not in _INTERNAL)
         raise DeviceError(
-            f"there is no backend {name!r}", "", f"choose one of {', '.join(discover())}"
+            f"there is no backend {name!r}", "", f"choose one of {names}, or leave {{backend}} out"
         )
     return cast(BackendModule, importlib.import_module(f"zinc.backends.{name}"))

@@ -58,6 +58,17 @@ class ZincError(Exception):
         return f"{head}. {hint[0].upper()}{hint[1:]}." if hint else f"{head}."
 
 
+def next_step(error: OSError) -> str:
+    """Return the hint of an error about a file that cannot be opened, or nothing."""
+    match error:
+        case FileNotFoundError() | NotADirectoryError() | IsADirectoryError():
+            return "check the path"
+        case PermissionError():
+            return "check the permissions"
+        case _:
+            return ""
+
+
 def _argument(setting: re.Match[str]) -> str:
     """Return a setting as a Python argument."""
     name, value = setting[1], setting[2]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zinc.core.errors import FormatError
+from zinc.core.errors import FormatError, next_step
 
 REFETCH = "download or convert the file again"
 # Flags that this system has. Windows opens files as text unless O_BINARY is set.
@@ -112,8 +112,10 @@ class Source:
         )
 
     def _unreadable(self, error: OSError | ValueError) -> FormatError:
-        reason = error.strerror if isinstance(error, OSError) else None
-        return FormatError(f"cannot read {self.path}", reason or str(error))
+        what = f"cannot read {self.path}"
+        if not isinstance(error, OSError):
+            return FormatError(what, str(error))
+        return FormatError(what, error.strerror or str(error), next_step(error))
 
 
 def _stamp(status: os.stat_result) -> Stamp:
