@@ -327,7 +327,8 @@ def test_chat_remembers_and_forgets(backend, llm, capsys):
     chat.take("/clear")
     assert chat.take("")
     assert len(chat.messages) == 1
-    assert not chat.take("/exit")
+    for word in ("/exit", "/quit", "/bye"):
+        assert not chat.take(word)
 
 
 def test_a_message_that_is_too_long_is_left_out(llm, capsys):

@@ -127,7 +127,8 @@ def test_wrong_usage_ends_with_2(zinc, argv):
         ([], "zinc: error: name a COMMAND\n"),
         (
             ["run"],
-            "zinc run: error: there is nothing to ask: no PROMPT is given, and stdin is empty\n",
+            "zinc run: error: there is nothing to ask: no PROMPT is given, and stdin is empty; "
+            "give a PROMPT, or --file FILE\n",
         ),
         (
             ["run", "a", "b"],
@@ -283,7 +284,11 @@ def test_a_damaged_model_file_is_one_line_on_stderr(zinc, tmp_path, fixture_mode
         (["run", "a", "--top-p", "nan"], b"", "--top-p is nan"),
         (["serve", "--repeat-penalty", "0", "--port", "0"], b"", "--repeat-penalty is 0.0: it"),
         (["chat", "--top-k", "-3"], b"", "--top-k is -3: it must be"),
-        (["run", "a", "--backend", "abacus"], b"", "there is no backend 'abacus'"),
+        (
+            ["run", "a", "--backend", "abacus"],
+            b"",
+            "there is no backend 'abacus'. Choose one of cpu, cuda, vulkan, or leave",
+        ),
         (["run", "a", "--context", "999999999", "--backend", "ref"], b"", "a context of"),
         (["run", "", "--raw", "--backend", "ref"], b"", "the prompt is empty"),
         (["run", "a b " * 9000, "--backend", "ref"], b"", "the prompt is too long"),
@@ -374,9 +379,11 @@ def test_interruption_ends_with_130(zinc, monkeypatch):
     def interrupted(args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command("check"), "run", interrupted)
-    result = zinc("check")
-    assert (result.status, result.err) == (130, "")
+    for step in ("add_arguments", "run"):
+        monkeypatch.setattr(command("check"), step, interrupted)
+        result = zinc("check")
+        assert (result.status, result.err) == (130, "")
+        monkeypatch.undo()
 
 
 def test_memory_that_runs_out_is_an_error(zinc, monkeypatch):

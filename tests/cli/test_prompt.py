@@ -158,6 +158,32 @@ def test_a_model_alone_leaves_nothing_to_ask(stdin, fixture_model):
         read(fixture_model)
 
 
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([""], "the PROMPT is empty"),
+        ([" \n"], "the PROMPT is empty"),
+        (["qwen3:8b", ""], "nothing to ask for qwen3:8b: the PROMPT is empty"),
+        (["-"], "stdin is empty"),
+        (["-f", "-"], "stdin is empty"),
+        (["-f", os.devnull], f"the file {os.devnull} is empty"),
+        (["", "-f", os.devnull], f"the file {os.devnull} is empty"),
+        ([], "no PROMPT is given, and stdin is empty"),
+    ],
+)
+@pytest.mark.parametrize("piped", ["", "\n"])
+def test_an_empty_prompt_is_an_error(zinc, argv, said, piped):
+    result = zinc("run", *argv, stdin=piped.encode())
+    assert (result.status, result.out) == (2, "")
+    assert said in result.err
+    assert "give a PROMPT, or --file FILE" in result.err
+
+
+def test_a_raw_prompt_may_be_empty(stdin):
+    stdin("")
+    assert read("--raw", "") == (None, "")
+
+
 @pytest.mark.parametrize("rest", [[], ["Summarise"]])
 def test_a_text_file_in_the_place_of_the_model_is_told(zinc, tmp_path, rest):
     path = tmp_path / "notes.txt"
@@ -185,7 +211,7 @@ def test_several_words_need_quotes(stdin):
 
 def test_a_prompt_file_that_is_missing_is_named(stdin):
     stdin("")
-    with pytest.raises(RequestError, match="cannot read none"):
+    with pytest.raises(RequestError, match=r"cannot read none: .*\. Check the path"):
         read("Hello", "-f", "none")
 
 

@@ -52,6 +52,15 @@ def batch(*argv: object) -> int:
 
 
 def begin(*argv: object) -> subprocess.Popen[str]:
+    """Start a batch as from a terminal: a process that a shell starts with `&` ignores SIGINT."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # children get the default
+    try:
+        return _begin(*argv)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _begin(*argv: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "zinc", "batch", *OPTIONS, *map(str, argv)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -200,8 +209,13 @@ def test_wrong_files_are_one_line(tmp_path: Path, capsys):
     source = write(tmp_path / "in.jsonl", [story(0)])
     assert batch(source, source) == 1
     assert "same file" in capsys.readouterr().err
-    assert batch(tmp_path / "none.jsonl", tmp_path / "out.jsonl") == 1
-    assert "none.jsonl" in capsys.readouterr().err
+    none = tmp_path / "none.jsonl"
+    assert batch(none, tmp_path / "out.jsonl") == 1
+    why = "No such file or directory. Check the path."
+    assert capsys.readouterr().err == f"zinc: cannot read {none}: {why}\n"
+    output = tmp_path / "none" / "out.jsonl"
+    assert batch(source, output) == 1
+    assert f"zinc: cannot write {output}: {why}\n" in capsys.readouterr().err
     with Journal(tmp_path / "out.jsonl"):
         assert batch(source, tmp_path / "out.jsonl") == 1
     assert "is in use" in capsys.readouterr().err

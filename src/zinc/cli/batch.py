@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zinc.cli import serve, usage
-from zinc.core.errors import RequestError
+from zinc.core.errors import RequestError, next_step
 from zinc.core.progress import ERASE_LINE
 from zinc.core.terminal import is_plain, write_control
 
@@ -86,15 +86,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     serve.check_installed("batch")
     source, output = Path(args.input), Path(args.output)
-    with source.open("rb"):  # a missing input is found before the model is loaded
-        pass
+    try:
+        with source.open("rb"):  # a missing input is found before the model is loaded
+            pass
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise RequestError(f"cannot read {source}", why, next_step(error)) from error
     if output.exists() and output.samefile(source):
         raise RequestError("input and output are the same file", "", "name another output file")
     application = _application(args)
 
-    from zinc.server.batch.journal import Journal
-
-    with Journal(output, args.retry_failed) as journal:
+    with _journal(output, args.retry_failed) as journal:
         progress = _Progress()
         try:
             found = asyncio.run(_run(args, application, journal, progress))
@@ -116,6 +118,17 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 1 if found.failed else 0
+
+
+def _journal(output: Path, retry_failed: bool) -> Journal:
+    """Open the output. Raises RequestError if it cannot be used."""
+    from zinc.server.batch.journal import Journal
+
+    try:
+        return Journal(output, retry_failed)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise RequestError(f"cannot write {output}", why, next_step(error)) from error
 
 
 def _application(args: argparse.Namespace) -> Application:

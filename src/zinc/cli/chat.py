@@ -146,7 +146,7 @@ class Chat:
                 print(f"Saved to {argument}.")
             case "/save":
                 raise RequestError("/save does not know where to", "", "write /save FILE")
-            case "/exit" | "/quit":
+            case "/exit" | "/quit" | "/bye":  # words of other programs
                 return False
             case _:
                 hint = "/help lists them; a blank before the / makes it a message"

@@ -105,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _main(sys.argv[1:] if argv is None else list(argv))
             finally:
                 sys.stdout.flush()
+        except KeyboardInterrupt:
+            return INTERRUPTED
         except BrokenPipeError:
             _discard_output()
             return BROKEN_PIPE
@@ -164,8 +166,6 @@ def _run(args: argparse.Namespace) -> int:
         return _fail(error.in_options())
     except MemoryError:
         return _fail("there is not enough memory. Use a smaller model or a smaller --context.")
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 def _fail(message: str) -> int:

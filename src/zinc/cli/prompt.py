@@ -35,8 +35,19 @@ def read(args: argparse.Namespace) -> str:
 
     A first word that names a model is moved to `args.model`. Text from a file or a pipe is appended
     after a blank line, or directly with --raw. Raises UsageError for contradicting arguments and
-    RequestError for text that cannot be read.
+    for an empty prompt, and RequestError for text that cannot be read. With --raw, whether a prompt
+    may be empty depends on the model: some put a token before every text.
     """
+    prompt = _read(args)
+    if not args.raw and not prompt.strip():
+        source = "the PROMPT" if args.file is None else f"the file {args.file}"
+        if args.prompt[-1:] == ["-"] or args.file == "-":
+            source = "stdin"
+        raise _nothing_to_ask(args, f"{source} is empty; give a PROMPT, or --file FILE with text")
+    return prompt
+
+
+def _read(args: argparse.Namespace) -> str:
     words = list(args.prompt)
     if words and is_model_name(words[0]):
         args.model = _model(words.pop(0), args.model)
@@ -96,13 +107,18 @@ def _is_gguf(path: Path) -> bool:
 
 def _whole(args: argparse.Namespace, *, required: bool) -> str:
     """Return a prompt that comes entirely from a file or from standard input."""
-    model = "" if args.model is None else f" for {args.model}"
     if required and sys.stdin.isatty():
-        raise UsageError(f"there is nothing to ask{model}: give a PROMPT, or --file FILE")
+        raise _nothing_to_ask(args, "give a PROMPT, or --file FILE")
     content = _content(args.file or "-", args.raw)
-    if required and not content:
-        raise UsageError(f"there is nothing to ask{model}: no PROMPT is given, and stdin is empty")
+    if required and not content.strip():
+        why = "no PROMPT is given, and stdin is empty; give a PROMPT, or --file FILE"
+        raise _nothing_to_ask(args, why)
     return content
+
+
+def _nothing_to_ask(args: argparse.Namespace, why: str) -> UsageError:
+    model = "" if args.model is None else f" for {args.model}"
+    return UsageError(f"there is nothing to ask{model}: {why}")
 
 
 def _content(file: str, raw: bool) -> str:

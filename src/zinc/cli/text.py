@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import BinaryIO
 
-from zinc.core.errors import RequestError
+from zinc.core.errors import RequestError, next_step
 
 # More than any prompt or evaluation text; protects against endless device files.
 MAX_TEXT_BYTES = 1 << 28
@@ -25,7 +25,8 @@ def read_file(path: str) -> str:
         with open(path, "rb") as file:
             return _read(file, path)
     except OSError as error:
-        raise RequestError(f"cannot read {path}", error.strerror or str(error)) from error
+        why = error.strerror or str(error)
+        raise RequestError(f"cannot read {path}", why, next_step(error)) from error
 
 
 def _read(file: BinaryIO, name: str) -> str:
