@@ -197,6 +197,61 @@ def test_a_signal_stops_the_server_while_it_loads(number, stops):
     assert "Traceback" not in err
 
 
+STARTING = """
+import sys, time
+
+def wait():
+    print("zinc: it starts", file=sys.stderr, flush=True)
+    time.sleep(600)
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "uvicorn.config":
+            try:
+                wait()
+            except KeyboardInterrupt:
+                raise ImportError("as numpy has it") from None
+
+def config(args):
+    try:
+        wait()
+    except KeyboardInterrupt:
+        return old_config(args)  # as if the exception came in a finalizer
+
+from zinc.cli import serve
+from zinc.cli.main import main
+
+if WHERE == "import":
+    sys.meta_path.insert(0, Finder)
+elif WHERE == "config":
+    serve.config, old_config = config, serve.config
+else:
+    import zinc.server.main
+    zinc.server.main.Application = lambda config: wait()
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("where", ["import", "config", "application"])
+def test_a_signal_stops_the_server_while_it_starts(where, number):
+    """This works even if the code that is interrupted replaces or swallows the exception."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"WHERE = {where!r}\n{STARTING}", "serve", "--port", "0"],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        assert any("it starts" in line for line in process.stderr)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (0, "")
+    assert "Traceback" not in err
+
+
 def test_a_port_in_use(server: Running, capsys):
     assert main(["serve", "--port", str(server.port)]) == 1
     assert "in use" in capsys.readouterr().err

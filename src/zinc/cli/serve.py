@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zinc.cli import usage
+from zinc.cli.interrupt import StopSignals
 from zinc.core.errors import RequestError, UnsupportedError
 from zinc.core.extras import SERVER, install_command
 
@@ -190,16 +191,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_installed("serve")
+    with StopSignals() as stop:
+        try:
+            has_ended = _serve(args, stop)
+        except BaseException:
+            if not stop.requested:
+                raise
+            has_ended = False
+    if not has_ended:
+        # A thread that comes back from native code while the interpreter ends would abort it.
+        sys.stderr.flush()
+        os._exit(0)
+    return 0
+
+
+def _serve(args: argparse.Namespace, stop: StopSignals) -> bool:
+    """Serve until a signal arrives, which may be at any moment of the start.
+
+    Returns False if a thread still loads a model. Raises as `zinc.server.main.serve` does, and
+    KeyboardInterrupt before the server handles signals itself.
+    """
     from zinc.server.main import serve
 
     def loaded(url: str) -> None:
         print(f"zinc: serving on {url}", file=sys.stderr, flush=True)
 
-    if not serve(config(args), loaded):
-        # A thread that comes back from native code while the interpreter ends would abort it.
-        sys.stderr.flush()
-        os._exit(0)
-    return 0
+    settings = config(args)
+    return stop.requested or serve(settings, loaded)
 
 
 def check_installed(command: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -300,7 +302,7 @@ def test_documents_reach_the_template(server: Running):
         ({"n_predict": "many"}, "n_predict"),
         ({"n_predict": 5, "max_tokens": 6}, "n_predict"),
         ({"options": {"temperature": -1}}, "options.temperature"),
-        ({"options": {"temprature": 1}}, "options.temprature"),
+        ({"options": {"top_k": "few"}}, "options.top_k"),
         ({"options": [1]}, "options"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
         ({"reasoning": {"enabled": 1}}, "reasoning.enabled"),
@@ -429,23 +431,55 @@ def test_ignored_fields_do_not_change_the_answer(server: Running):
     assert text(chat(server, **sent)) == plain
 
 
-def test_an_ignored_field_is_logged_once(server: Running):
-    logger, records = logging.getLogger("zinc.server"), list[logging.LogRecord]()
+@contextmanager
+def ignoring_lines(server: Running) -> Iterator[list[str]]:
+    """Collect the log lines about ignored fields; none has been logged before."""
+    logger, records, lines = logging.getLogger("zinc.server"), list[logging.LogRecord](), []
     assert server.application._service is not None
     server.application._service.ignored_fields.clear()
     logger.addHandler(handler := logging.Handler())
     handler.emit = records.append  # type: ignore[method-assign]
     try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        server.application._service.ignored_fields.clear()
+    lines += [message for r in records if "ignoring" in (message := r.getMessage())]
+
+
+def test_an_ignored_field_is_logged_once(server: Running):
+    with ignoring_lines(server) as lines:
         for _ in range(3):
             chat(server, keep_alive="5m", provider={"order": ["x"]})
         chat(server, options={"num_ctx": 8192})
-    finally:
-        logger.removeHandler(handler)
-    lines = [message for r in records if "ignoring" in (message := r.getMessage())]
     assert len(lines) == 3
     for name, said in (("keep_alive", "--ttl"), ("provider", "one"), ("options.num_ctx", "loaded")):
         (line,) = [line for line in lines if f" {name} " in line]
         assert said in line
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/chat", "/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+)
+def test_an_unknown_option_of_ollama_is_ignored_with_a_line_in_the_log(server: Running, path: str):
+    options = {"temprature": 0.5, "later\nversion": [1], "temperature": 0, "num_predict": 8}
+    body = {"messages": HELLO} if "chat" in path else {"prompt": "x"}
+    if "embeddings" in path:
+        body = {"input": "x"}
+    with ignoring_lines(server) as lines:
+        found = [server.post(path, {**body, "options": options}).status for _ in range(3)]
+    assert found == [200] * 3
+    (near,) = [line for line in lines if "temprature" in line]
+    assert near.endswith("there is no such option; did you mean options.temperature?")
+    (line,) = [line for line in lines if "later" in line]
+    assert line.startswith("ignoring the field options.later\\nversion of requests:")
+
+
+def test_the_log_of_unknown_options_is_limited(server: Running):
+    options = {f"option{i}": i for i in range(3000)}
+    with ignoring_lines(server) as lines:
+        chat(server, options=options)
+    assert len(lines) == 1000
 
 
 @pytest.mark.parametrize(

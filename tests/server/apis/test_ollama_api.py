@@ -139,7 +139,8 @@ def test_embeddings_equal_those_of_openais_api(server: Running) -> None:
     [
         ("/api/chat", {"messages": [{**HELLO[0], "images": ["aGk="]}]}, "only text is supported"),
         ("/api/chat", {"messages": HELLO, "keep_alive": "soon"}, "keep_alive"),
-        ("/api/chat", {"messages": HELLO, "options": {"temprature": 1}}, "temperature"),
+        ("/api/chat", {"messages": HELLO, "options": {"temperature": "1"}}, "options.temperature"),
+        ("/api/chat", {"messages": HELLO, "options": {"num_predict": "1"}}, "options.num_predict"),
         ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
         ("/api/generate", {"prompt": "x", "context": [1, 2]}, "/api/chat"),
         ("/api/show", {}, "model is missing"),

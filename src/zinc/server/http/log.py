@@ -98,9 +98,9 @@ class _TextLines(logging.Formatter):
             return f"{stamp} {super().format(record)}"
         head = ("method", "path", "status", "ms")
         rest = " ".join(
-            f"{k}={_printable(v)}" for k, v in fields.items() if k not in head and k != "client"
+            f"{k}={printable(v)}" for k, v in fields.items() if k not in head and k != "client"
         )
-        line = f"{fields['method']} {_printable(fields['path'])} {fields['status']}"
+        line = f"{fields['method']} {printable(fields['path'])} {fields['status']}"
         return f"{stamp} {line} {fields['ms']} ms {rest}"
 
 
@@ -121,5 +121,6 @@ class _JSONLines(logging.Formatter):
         return json.dumps(line | (fields or {}), ensure_ascii=False)
 
 
-def _printable(value: object) -> str:
+def printable(value: object) -> str:
+    """Return `value` as text for a log line, with blanks and control characters escaped."""
     return "".join(c if c.isprintable() and c != " " else repr(c)[1:-1] for c in str(value))

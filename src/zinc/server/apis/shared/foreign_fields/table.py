@@ -24,13 +24,16 @@ from zinc.server.apis.shared.foreign_fields.rules import (
     renamed,
 )
 from zinc.server.http.body import Fields, Json
+from zinc.server.http.log import printable
 
 log = logging.getLogger("zinc.server")
 
+_MAX_LOGGED = 1000  # names of ignored fields
 _OWN_LIMIT = "the endpoint's token limit; -1 is no limit"
 _OLLAMA = (
     "`num_predict` becomes the token limit; `temperature`, `top_k`, `stop`, `seed` and other "
-    "sampling options keep their names; `num_ctx` and other options for loading are ignored"
+    "sampling options keep their names; `num_ctx` and other options for loading, and unknown "
+    "ones, are ignored with one line in the log for each name"
 )
 
 _BUDGET = "`thinking_budget`; -1 is no limit"
@@ -266,9 +269,10 @@ def translate(kind: type[Fields], body: Json, logged: set[str]) -> tuple[Json, d
         return body, {}
     body = TranslatedBody(kind, body, TABLE)
     for name, why in body.ignored.items():
-        if name not in logged:
+        # Clients choose the names of unknown options, so their number is limited.
+        if name not in logged and len(logged) < _MAX_LOGGED:
             logged.add(name)
-            log.warning("ignoring the field %s of requests: %s", name, why)
+            log.warning("ignoring the field %s of requests: %s", printable(name), why)
     return body.fields, body.sources
 
 

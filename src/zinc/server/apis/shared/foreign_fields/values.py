@@ -210,10 +210,10 @@ def options(body: TranslatedBody, name: str, value: Json) -> None:
         elif key in _OPTIONS_IGNORED:
             body.ignored[source] = "options of `zinc serve` control how a model is loaded"
         else:
-            known = (*_OPTIONS_SAME, *_OPTIONS_IGNORED, "num_predict", "stop")
-            near = nearest(key, known)
-            hint = f"did you mean {name}.{near}?" if near else "leave it out"
-            raise invalid(source, f"there is no field {source}", "Ollama has no such option", hint)
+            # Ollama does the same, so clients send options of later versions.
+            near = nearest(key, (*_OPTIONS_SAME, *_OPTIONS_IGNORED, "num_predict", "stop"))
+            hint = f"; did you mean {name}.{near}?" if near else ""
+            body.ignored[source] = f"there is no such option{hint}"
 
 
 def output_format(body: TranslatedBody, name: str, value: Json) -> None:
