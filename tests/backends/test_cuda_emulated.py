@@ -13,7 +13,8 @@ from models.harness import ENCODERS, FIXTURES, MAX_TOKENS, Runner, expected
 from ops.running import run
 
 from zinc.backends import api
-from zinc.backends.cuda import CudaKernels, tiles
+from zinc.backends.cuda import CudaKernels
+from zinc.backends.cuda.tiles import gemm_mma
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.plan.planner import make_plan
@@ -94,7 +95,7 @@ def test_kernel_agrees_with_reference(index: int) -> None:
 
 @pytest.mark.parametrize("n_rows", [pytest.param(40, marks=pytest.mark.every), 17])
 def test_the_last_block_of_a_tile_adds_up_the_sums_of_all_splits(n_rows, monkeypatch) -> None:
-    monkeypatch.setattr(tiles, "_with_splits", lambda _, tile, shape: replace(tile, splits=3))
+    monkeypatch.setattr(gemm_mma, "with_splits", lambda _, tile, key: replace(tile, splits=3))
     index = next(i for i, (_, x) in enumerate(CASES) if x.name.startswith(f"Q4_K-{n_rows}x512-"))
     test_kernel_agrees_with_reference(index)
 

@@ -13,8 +13,9 @@ from cuda_emulator import emulated
 from ops.running import run
 
 from zinc.backends import api
-from zinc.backends.cuda import CUDA_KERNELS, compiler, tiles
-from zinc.backends.cuda.tiles import MmaTile
+from zinc.backends.cuda import CUDA_KERNELS, compiler
+from zinc.backends.cuda.tiles import gemm_experts
+from zinc.backends.cuda.tiles.mma_tile import MmaTile
 from zinc.engine.load.self_test import BLOCK_TOKENS
 from zinc.gpu.addresses import NominalAddresses
 from zinc.gpu.bucket import Bucket
@@ -68,7 +69,7 @@ def dispatches(case: Case, features: Features) -> list[Dispatch]:
 def test_products_agree_with_vector_arithmetic(name: str, monkeypatch) -> None:
     case, tile = CASES[name]
     if tile is not None:
-        monkeypatch.setattr(tiles, "experts", lambda features, key: tile)
+        monkeypatch.setattr(gemm_experts, "choose_tile", lambda features, key: tile)
     assert len(dispatches(case, H100)) == 2
     backend = emulated.backend()
     got = run(backend, case)
@@ -83,7 +84,7 @@ def test_products_agree_with_vector_arithmetic(name: str, monkeypatch) -> None:
 def test_tiles_take_most_experts_slots_at_once(tokens: int, batch: int, passes: int) -> None:
     n_slots = tokens * 8 // 256
     key = TileKey("gemm_experts", GGMLType.Q4_K, 2048, 512, n_slots, experts=256)
-    tile = tiles.experts(H100, key)
+    tile = gemm_experts.choose_tile(H100, key)
     assert (tile.batch, tile.passes) == (batch, passes)
 
 

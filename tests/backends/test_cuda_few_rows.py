@@ -10,7 +10,9 @@ from cuda_emulator import emulated
 from ops.running import run
 
 from zinc.backends import api
-from zinc.backends.cuda import tiles
+from zinc.backends.cuda.tiles import gemm_few
+from zinc.backends.cuda.tiles.common import FEW_TILE_ROWS
+from zinc.backends.cuda.tiles.gemm_few import BYTE_ROWS, FewTile
 from zinc.gpu.lower.operands import ceil_div
 from zinc.gpu.tuned import TileKey
 from zinc.ops.cases import Case
@@ -84,15 +86,15 @@ def test_warps_take_several_turns_and_blocks_several_rounds(
     monkeypatch: pytest.MonkeyPatch, type: GGMLType, n_tokens: int, stages: int, buffers_x: bool
 ) -> None:
     features = emulated.EmulatedHost.features
-    tile = tiles.FewTile(1, 2, stages, buffers_x, takes_bytes=n_tokens <= tiles.BYTE_ROWS)
+    tile = FewTile(1, 2, stages, buffers_x, takes_bytes=n_tokens <= BYTE_ROWS)
     key = TileKey("gemm_few", type, 512, 1280, n_tokens, weights=2, stores_blocks=True)
-    monkeypatch.setattr(tiles, "_gemm_few", lambda features, key: tile)
-    monkeypatch.setattr(tiles, "MANY_WARPS", 2)
-    monkeypatch.setattr(tiles, "SUMS_BYTES", 2 * tile.tile_bytes(key))
+    monkeypatch.setattr(gemm_few, "_formula", lambda features, key: tile)
+    monkeypatch.setattr(gemm_few, "MANY_WARPS", 2)
+    monkeypatch.setattr(gemm_few, "SUMS_BYTES", 2 * tile.tile_bytes(key))
     if stages:
         features = replace(features, most_shared_bytes=1 << 18)
         monkeypatch.setattr(emulated.EmulatedHost, "features", features)
-    shares = tile.shares(features, key, ceil_div(key.rows, tiles.FEW_TILE_ROWS))
+    shares = tile.shares(features, key, ceil_div(key.rows, FEW_TILE_ROWS))
     assert shares.each > shares.round, "each block would have one round"
     assert error_of(case_of(n_tokens, key.rows, key.cols, key.type)) <= TOLERANCE
 
@@ -114,9 +116,9 @@ def test_a_product_of_normalised_rows_takes_several_turns_and_rounds(
     has_weights: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first product stores rows of several rounds, and the second scales those of 2 warps."""
-    monkeypatch.setattr(tiles, "_gemm_few", lambda features, key: tiles.FewTile(1, 2))
-    monkeypatch.setattr(tiles, "MANY_WARPS", 2)
-    monkeypatch.setattr(tiles, "SUMS_BYTES", 1 << 14)
+    monkeypatch.setattr(gemm_few, "_formula", lambda features, key: FewTile(1, 2))
+    monkeypatch.setattr(gemm_few, "MANY_WARPS", 2)
+    monkeypatch.setattr(gemm_few, "SUMS_BYTES", 1 << 14)
     case = Case("normalised", n_tokens=6)
     graph, residual, x = case.graph, case.rows(1280, scale=100.0), case.rows(512)
     made = graph.linear(x, case.matrix(1280, 512, GGMLType.Q4_K, 512**-0.5), case.vector(1280))

@@ -15,8 +15,9 @@ from goldens.cuda_kernels import TARGETS, Resources, Target
 from ops.running import run
 
 from zinc.backends import api
-from zinc.backends.cuda import CUDA_KERNELS, tiles
-from zinc.backends.cuda.tiles import FewSlotTile
+from zinc.backends.cuda import CUDA_KERNELS
+from zinc.backends.cuda.tiles import gemm_slots
+from zinc.backends.cuda.tiles.gemm_slots import FewSlotTile
 from zinc.engine.load.self_test import BLOCK_TOKENS
 from zinc.gpu.addresses import NominalAddresses
 from zinc.gpu.bucket import Bucket
@@ -75,7 +76,7 @@ def dispatches(case: Case, features: Features, kernel: str = "gemm_slots") -> li
 def test_products_agree_with_vector_arithmetic(name: str, monkeypatch) -> None:
     case, tile = CASES[name]
     if tile is not None:
-        monkeypatch.setattr(tiles, "few_slots", lambda features, key: tile)
+        monkeypatch.setattr(gemm_slots, "choose_tile", lambda features, key: tile)
     backend = emulated.backend()
     assert len(dispatches(case, backend.features)) == (3 if name == "biases" else 2)
     got = run(backend, case)
@@ -131,5 +132,5 @@ def test_the_most_warps_are_at_work() -> None:
     teams = {2048: (8, 1), 512: (2, 4), 1536: (2, 4), 4096: (8, 1), 2880: (4, 2), 7168: (4, 2)}
     for cols, team in teams.items():
         key = TileKey("gemm_slots", GGMLType.Q4_K, 512, cols, 1, experts=256)
-        tile = tiles.few_slots(H100, key)
+        tile = gemm_slots.choose_tile(H100, key)
         assert (tile.team, tile.teams) == team

@@ -8,7 +8,7 @@ from cuda_emulator import emulated
 from ops.running import run
 
 from zinc.backends import api
-from zinc.backends.cuda import tiles
+from zinc.backends.cuda.tiles import gemv
 from zinc.gpu.tuned import TileKey
 from zinc.ops.cases import Case
 from zinc.ops.values import ActivationFn
@@ -57,7 +57,7 @@ def test_blocks_multiply_several_tiles_and_a_part_of_one() -> None:
     features = emulated.EmulatedHost.features
     rows = 320
     key = TileKey("gemv", GGMLType.Q4_K, rows, COLS, weights=2, stores_blocks=True, normalises=True)
-    tile = tiles.gemv(features, key)
+    tile = gemv.choose_tile(features, key)
     n_tiles = -(-rows // tile.tile)
     blocks = tile.grid(features, n_tiles)
     assert blocks < n_tiles, "each block would have one tile"

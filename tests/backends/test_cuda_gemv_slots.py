@@ -13,8 +13,9 @@ from cuda_emulator import emulated
 from goldens.cuda_kernels import TARGETS, Resources
 from ops.running import run
 
-from zinc.backends.cuda import tiles
-from zinc.backends.cuda.tiles import VectorSlotTile
+from zinc.backends.cuda.tiles import gemv_slots
+from zinc.backends.cuda.tiles.gemm_slots import MOST_SLOTS
+from zinc.backends.cuda.tiles.gemv_slots import VectorSlotTile
 from zinc.quant.blocks import GGMLType
 
 TOLERANCE = 1e-6  # both kernels multiply 8-bit numbers, in another order
@@ -41,9 +42,9 @@ def test_products_agree_with_those_of_single_slots(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, tile = CASES[name]
-    monkeypatch.setattr(tiles, "MOST_VECTOR_SLOTS", tiles.MOST_SLOTS)
+    monkeypatch.setattr(gemv_slots, "MOST_VECTOR_SLOTS", MOST_SLOTS)
     if tile is not None:
-        monkeypatch.setattr(tiles, "vector_slots", lambda features, key, slots: tile)
+        monkeypatch.setattr(gemv_slots, "choose_tile", lambda features, key, slots: tile)
     backend = emulated.backend()
     found = dispatches(case, backend.features, "gemv_slots")
     assert len(found) == (3 if name == "biases" else 2)

@@ -12,8 +12,9 @@ from cuda_emulator import emulated
 from ops.running import run
 
 from zinc.backends import api
-from zinc.backends.cuda import CUDA_KERNELS, compiler, tiles
-from zinc.backends.cuda.tiles import StreamTile
+from zinc.backends.cuda import CUDA_KERNELS, compiler
+from zinc.backends.cuda.tiles import gemm_stream
+from zinc.backends.cuda.tiles.gemm_stream import StreamTile
 from zinc.engine.load.self_test import BLOCK_TOKENS
 from zinc.gpu.addresses import NominalAddresses
 from zinc.gpu.bucket import Bucket
@@ -73,7 +74,7 @@ def error_of(case: Case) -> float:
 
 @pytest.fixture(autouse=True)
 def takes_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "takes_stream", lambda *args: 16 < args[-1] <= 64)
+    monkeypatch.setattr(gemm_stream, "takes_stream", lambda *args: 16 < args[-1] <= 64)
 
 
 T = GGMLType
@@ -107,7 +108,7 @@ def test_products_agree_with_the_reference(name: str) -> None:
 )
 def test_products_of_other_tiles(tile: StreamTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give blocks more units than stages, and whole tiles besides the ones they share."""
-    monkeypatch.setattr(tiles, "_gemm_stream", lambda key: tile)
+    monkeypatch.setattr(gemm_stream, "_formula", lambda key: tile)
     assert error_of(linear([T.Q4_K], [520], 1024, 18)) <= TOLERANCE
 
 

@@ -11,7 +11,8 @@ from cuda_emulator import emulated
 
 from zinc.backends import api
 from zinc.backends.api import Backend
-from zinc.backends.cuda import CUDA_KERNELS, compiler, tiles
+from zinc.backends.cuda import CUDA_KERNELS, compiler
+from zinc.backends.cuda.tiles import gemm_mma
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
 from zinc.gpu.addresses import NominalAddresses
 from zinc.gpu.bucket import Bucket
@@ -99,13 +100,13 @@ def test_products_agree_with_those_of_single_warps(name: str) -> None:
     ],
 )
 def test_tiles_fill_the_device(key: TileKey, x_tiles: int) -> None:
-    tile = tiles.gemm(H100, key)
+    tile = gemm_mma.choose_tile(H100, key)
     assert (tile.x_tiles if tile.by_groups else 0) == x_tiles
 
 
 def test_other_architectures_have_no_warp_groups() -> None:
     key = gemm_key(4096, 12288, 512)
-    assert not tiles.gemm(replace(H100, warp_groups=False), key).by_groups
+    assert not gemm_mma.choose_tile(replace(H100, warp_groups=False), key).by_groups
 
 
 @needs_nvrtc

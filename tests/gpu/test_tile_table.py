@@ -12,15 +12,22 @@ import pytest
 from logging_host import LoggingHost
 
 from zinc.backends.cuda import CUDA_KERNELS, CudaKernels
-from zinc.backends.cuda import tiles as cuda_tiles
 from zinc.backends.cuda.tiles import (
-    CudaGemvTile,
-    FewSlotTile,
-    FewTile,
-    MmaTile,
-    StreamTile,
-    VectorSlotTile,
+    gemm_experts,
+    gemm_few,
+    gemm_floats,
+    gemm_mma,
+    gemm_slots,
+    gemm_stream,
+    gemv_slots,
 )
+from zinc.backends.cuda.tiles import gemv as cuda_gemv
+from zinc.backends.cuda.tiles.gemm_few import FewTile
+from zinc.backends.cuda.tiles.gemm_slots import FewSlotTile
+from zinc.backends.cuda.tiles.gemm_stream import StreamTile
+from zinc.backends.cuda.tiles.gemv import CudaGemvTile
+from zinc.backends.cuda.tiles.gemv_slots import VectorSlotTile
+from zinc.backends.cuda.tiles.mma_tile import MmaTile
 from zinc.backends.cuda.tilings import CUDA_TILINGS
 from zinc.backends.vulkan import SLANG_KERNELS, VulkanKernels
 from zinc.gpu import tile_table, tiles
@@ -142,28 +149,28 @@ def cuda_tiles_of(features: Features, key: TileKey) -> Iterator[tuple[TileKey, T
         gemv, gemm = replace(each, kernel="gemv"), replace(each, kernel="gemm_mma")
         experts = replace(each, kernel="gemm_experts", experts=128)
         if n_x <= 4:
-            yield gemv, cuda_tiles.gemv(features, gemv)
+            yield gemv, cuda_gemv.choose_tile(features, gemv)
         if 4 < n_x <= 16 and key.type not in FLOATS:
             few = replace(each, kernel="gemm_few")
-            yield few, cuda_tiles.gemm_few(features, few)
+            yield few, gemm_few.choose_tile(features, few)
         if 16 < n_x <= 64 and features.warp_groups and key.type not in FLOATS:
             stream = replace(each, kernel="gemm_stream")
-            yield stream, cuda_tiles.gemm_stream(features, stream)
+            yield stream, gemm_stream.choose_tile(features, stream)
         if n_x == 1:
             gemv = replace(gemv, normalises=True)
-            yield gemv, cuda_tiles.gemv(features, gemv)
-        yield gemm, cuda_tiles.gemm(features, gemm)
-        yield experts, cuda_tiles.experts(features, experts)
-        if n_x <= cuda_tiles.MOST_SLOTS and key.type not in FLOATS:
+            yield gemv, cuda_gemv.choose_tile(features, gemv)
+        yield gemm, gemm_mma.choose_tile(features, gemm)
+        yield experts, gemm_experts.choose_tile(features, experts)
+        if n_x <= gemm_slots.MOST_SLOTS and key.type not in FLOATS:
             slots = replace(experts, kernel="gemm_slots")
-            yield slots, cuda_tiles.few_slots(features, slots)
-        if n_x <= cuda_tiles.MOST_VECTOR_SLOTS and key.type not in FLOATS:
+            yield slots, gemm_slots.choose_tile(features, slots)
+        if n_x <= gemv_slots.MOST_VECTOR_SLOTS and key.type not in FLOATS:
             vectors = replace(experts, kernel="gemv_slots", cols=min(key.cols, 2048))
             for n_slots in (vectors.experts // 2, vectors.experts):
-                yield vectors, cuda_tiles.vector_slots(features, vectors, n_slots)
+                yield vectors, gemv_slots.choose_tile(features, vectors, n_slots)
         if key.type in FLOATS and not gated:
             floats = replace(each, kernel="gemm_floats")
-            yield floats, cuda_tiles.float_gemm(features, floats)
+            yield floats, gemm_floats.choose_tile(features, floats)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zinc.backends.cuda import tiles
 from zinc.backends.cuda.lower import gemv
 from zinc.backends.cuda.lower.parts import (
     Norm,
@@ -26,6 +25,8 @@ from zinc.backends.cuda.lower.parts import (
     parts_of,
 )
 from zinc.backends.cuda.lower.registry import fuses, lowers
+from zinc.backends.cuda.tiles import gemm_few
+from zinc.backends.cuda.tiles.common import FEW_TILE_ROWS
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
@@ -55,13 +56,13 @@ def takes(launch: Launch, at: Addresses, bucket: Bucket) -> bool:
 
 def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     x, parts = rows(launch, "x"), parts_of(launch, at)
-    n_tiles = sum(ceil_div(part.rows, tiles.FEW_TILE_ROWS) for part in parts)
+    n_tiles = sum(ceil_div(part.rows, FEW_TILE_ROWS) for part in parts)
     return [_dispatch(at, bucket, x, group, n_tiles, Output()) for group in by_format(parts)]
 
 
 def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     part = gated_part(launch, at)
-    n_tiles = ceil_div(part.rows, tiles.FEW_TILE_ROWS)
+    n_tiles = ceil_div(part.rows, FEW_TILE_ROWS)
     return [_dispatch(at, bucket, rows(launch, "x"), (part,), n_tiles, Output.of_gated(launch))]
 
 
@@ -79,7 +80,7 @@ def linear_norm_linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Di
     first, unscaled = _with_norm(launch, at, bucket)
     made, *outputs = launch.outputs
     parts = parts_of(replace(launch, outputs=tuple(outputs)), at)
-    n_tiles = sum(ceil_div(part.rows, tiles.FEW_TILE_ROWS) for part in parts)
+    n_tiles = sum(ceil_div(part.rows, FEW_TILE_ROWS) for part in parts)
     second = [
         _dispatch(at, bucket, made, group, n_tiles, Output(), reads=unscaled, waits=i == 0)
         for i, group in enumerate(by_format(parts))
@@ -93,7 +94,7 @@ def linear_norm_linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> lis
     made, *outputs = launch.outputs
     gated = replace(launch, outputs=tuple(outputs))
     part, output = gated_part(gated, at), Output.of_gated(gated)
-    n_tiles = ceil_div(part.rows, tiles.FEW_TILE_ROWS)
+    n_tiles = ceil_div(part.rows, FEW_TILE_ROWS)
     second = _dispatch(at, bucket, made, (part,), n_tiles, output, reads=unscaled, waits=True)
     return [first, second]
 
@@ -133,7 +134,7 @@ def _with_norm(launch: Launch, at: Addresses, bucket: Bucket) -> tuple[Dispatch,
     address = at.scratch.take(bucket.rows(made.dim) * stride)
     norm = Norm(vector_or_null(at, launch.input("norm")), float(launch.attributes["eps"]))
     unscaled = Unscaled(address, stride, norm)
-    n_tiles, x = ceil_div(part.rows, tiles.FEW_TILE_ROWS), rows(launch, "x")
+    n_tiles, x = ceil_div(part.rows, FEW_TILE_ROWS), rows(launch, "x")
     return _dispatch(at, bucket, x, (part,), n_tiles, Output(), stores=unscaled), unscaled
 
 
@@ -155,8 +156,8 @@ def _dispatch(
     as unscaled rows, for a product of its norm. reads: read these unscaled rows in place of x.
     """
     key = key_of("gemm_few", parts, bucket.rows(x.dim), output)
-    tile = tiles.gemm_few(at.features, key)
-    arguments = arguments_of(at, bucket, x, parts, tiles.FEW_TILE_ROWS, output)
+    tile = gemm_few.choose_tile(at.features, key)
+    arguments = arguments_of(at, bucket, x, parts, FEW_TILE_ROWS, output)
     formats = dict(format_defines(at, parts[0].w, x, key.cols))
     if stores is not None:
         arguments = replace(
@@ -173,7 +174,7 @@ def _dispatch(
     in_round = shares.stripe * shares.round
     defines = (
         *formats.items(),
-        *defines_of(parts, tiles.FEW_TILE_ROWS, output),
+        *defines_of(parts, FEW_TILE_ROWS, output),
         *tile.defines,
         ("NORM_X", int(reads is not None)),
         ("NORM_Y", int(stores is not None)),

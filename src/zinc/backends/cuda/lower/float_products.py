@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zinc.backends.cuda import tiles
-from zinc.backends.cuda.tiles import MmaTile
+from zinc.backends.cuda.tiles import gemm_floats
+from zinc.backends.cuda.tiles.mma_tile import MmaTile
 from zinc.backends.plans import Ref
 from zinc.gpu.addresses import Addresses, DeviceWeight
 from zinc.gpu.arguments.structs import LinearTileArguments
@@ -43,7 +43,7 @@ def dispatches(
 
 def _dispatch(product: Product, at: Addresses, bucket: Bucket, waits: bool) -> Dispatch:
     key = product.key("gemm_floats", bucket)
-    tile = tiles.float_gemm(at.features, key)
+    tile = gemm_floats.choose_tile(at.features, key)
     groups = (ceil_div(key.rows, tile.rows), ceil_div(key.n_x, tile.batch), tile.splits)
     partial = arrived = 0
     if tile.splits > 1:
@@ -56,7 +56,7 @@ def _dispatch(product: Product, at: Addresses, bucket: Bucket, waits: bool) -> D
         x_rows=0,
     )
     defines = (*product.defines(at), *_defines(tile))
-    kernel = KernelVariant("gemm_floats", defines, tiles.float_shared_bytes(tile, product.w.type))
+    kernel = KernelVariant("gemm_floats", defines, gemm_floats.shared_bytes(tile, product.w.type))
     return Dispatch(kernel, arguments, groups, waits)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zinc.backends.cuda import tiles
 from zinc.backends.cuda.lower.parts import (
     NO_NORM,
     Norm,
@@ -23,6 +22,7 @@ from zinc.backends.cuda.lower.parts import (
     parts_of,
 )
 from zinc.backends.cuda.lower.registry import fuses, lowers
+from zinc.backends.cuda.tiles import gemv
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
@@ -143,7 +143,7 @@ def _dispatch(
     normalises = norm is not NO_NORM
     key = key_of("gemv", parts, bucket.rows(x.dim), output)
     key = replace(key, normalises=normalises)
-    tile = tiles.gemv(at.features, key)
+    tile = gemv.choose_tile(at.features, key)
     arguments = arguments_of(at, bucket, x, parts, tile.tile, output, norm)
     formats = dict(format_defines(at, parts[0].w, x, key.cols))
     if normalises:
@@ -155,6 +155,6 @@ def _dispatch(
         ("NORM", int(normalises)),
         *defines_of(parts, tile.tile, output),
         *tile.defines,
-        *([("MIN_BLOCKS", tiles.WARPS_OF_BATCH // tile.waves)] if tile.batch > 1 else []),
+        *([("MIN_BLOCKS", gemv.WARPS_OF_BATCH // tile.waves)] if tile.batch > 1 else []),
     )
     return Dispatch(KernelVariant("gemv", defines), arguments, (blocks, 1, 1))

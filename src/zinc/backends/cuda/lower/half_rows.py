@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zinc.backends.cuda.tiles import SLAB, SLAB_ROW_BYTES
+from zinc.backends.cuda.tiles.common import SLAB, SLAB_ROW_BYTES
 from zinc.backends.plans import Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import HalfRowsArguments

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 
-from zinc.backends.cuda import tiles
 from zinc.backends.cuda.lower import few_rows, float_products, gemv, slots, stream
 from zinc.backends.cuda.lower.half_rows import GROUP, NO_ROWS, HalfRows, converted
 from zinc.backends.cuda.lower.registry import lowers
-from zinc.backends.cuda.tiles import MmaTile, SlotTiles
+from zinc.backends.cuda.tiles import gemm_experts, gemm_mma
+from zinc.backends.cuda.tiles.experts import SlotTiles
+from zinc.backends.cuda.tiles.mma_tile import MmaTile
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.constants import ProductKind
@@ -118,7 +119,9 @@ def _side_by_side(
     products: Sequence[Product], at: Addresses, bucket: Bucket, waits: bool = False
 ) -> list[Dispatch]:
     """Return the dispatches of products of the same rows."""
-    chosen = [tiles.gemm(at.features, product.key("gemm_mma", bucket)) for product in products]
+    chosen = [
+        gemm_mma.choose_tile(at.features, product.key("gemm_mma", bucket)) for product in products
+    ]
     dispatches, x = [], NO_ROWS
     if any(tile.stages for tile in chosen):
         batch = max(tile.batch for tile in chosen)
@@ -162,7 +165,7 @@ def _expert_dispatches(
     n_x = bucket.rows(read.dim) * top_k
     n_slots = ceil_div(n_x, w.planes)
     key = product.key("gemm_experts", w.rows, n_slots, w.planes)
-    tile = tiles.experts(at.features, key)
+    tile = gemm_experts.choose_tile(at.features, key)
     defines = (*product.defines(at, tile.spread), *tile.defines, ("EXPERTS", 1))
     groups_x = ceil_div(w.rows, tile.rows * tile.passes)
     if not tile.stages:

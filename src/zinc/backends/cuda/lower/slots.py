@@ -6,8 +6,9 @@ long rows a GEMM on tensor cores (kernels/gemm_slots.cu).
 
 from __future__ import annotations
 
-from zinc.backends.cuda import tiles
-from zinc.backends.cuda.tiles import FewSlotTile, VectorSlotTile
+from zinc.backends.cuda.tiles import gemm_slots, gemv_slots
+from zinc.backends.cuda.tiles.gemm_slots import MOST_SLOTS, FewSlotTile
+from zinc.backends.cuda.tiles.gemv_slots import VectorSlotTile
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
@@ -17,21 +18,21 @@ from zinc.gpu.lower.operands import ceil_div
 
 def takes(product: ExpertProduct, bucket: Bucket) -> bool:
     """Return whether one of the kernels takes the rows of `product`."""
-    return _each(product, bucket) <= tiles.MOST_SLOTS
+    return _each(product, bucket) <= MOST_SLOTS
 
 
 def dispatch(product: ExpertProduct, at: Addresses, bucket: Bucket, waits: bool) -> Dispatch:
     """Return the product. waits: for the dispatch before it."""
     each, w, n_slots = _each(product, bucket), product.w, _slots(product, bucket)
     tile: VectorSlotTile | FewSlotTile
-    if each <= tiles.MOST_VECTOR_SLOTS and w.cols <= tiles.MOST_VECTOR_COLS:
+    if each <= gemv_slots.MOST_VECTOR_SLOTS and w.cols <= gemv_slots.MOST_VECTOR_COLS:
         name, n_bytes = "gemv_slots", 0
         key = product.key(name, w.rows, each, w.planes)
-        tile = tiles.vector_slots(at.features, key, n_slots)
+        tile = gemv_slots.choose_tile(at.features, key, n_slots)
     else:
         name = "gemm_slots"
         key = product.key(name, w.rows, each, w.planes)
-        tile = tiles.few_slots(at.features, key)
+        tile = gemm_slots.choose_tile(at.features, key)
         n_bytes = tile.shared_bytes(key)
     experts, activation = ("EXPERTS", w.planes), ("ACTIVATION", product.activation.fn)
     defines = (*product.defines(at), *tile.defines, *tile.sizes(key), experts, activation)

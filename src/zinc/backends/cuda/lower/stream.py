@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zinc.backends.cuda import tiles
 from zinc.backends.cuda.lower.half_rows import HalfRows, converted
 from zinc.backends.cuda.lower.parts import (
     Output,
@@ -20,6 +19,8 @@ from zinc.backends.cuda.lower.parts import (
     key_of,
     parts_of,
 )
+from zinc.backends.cuda.tiles import gemm_stream
+from zinc.backends.cuda.tiles.common import GROUP_COLS
 from zinc.backends.plans import Launch, Ref
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.constants import ProductKind
@@ -44,7 +45,7 @@ def takes(launch: Launch, at: Addresses, bucket: Bucket) -> bool:
         n_parts = len(launch.outputs)
         weights = [weight_of(at, launch.input("weight", part)) for part in range(n_parts)]
     n_rows = sum(w.planes * w.rows for w in weights)
-    return tiles.takes_stream(at.features, n_rows, weights[0].cols, bucket.rows(x.dim))
+    return gemm_stream.takes_stream(at.features, n_rows, weights[0].cols, bucket.rows(x.dim))
 
 
 def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
@@ -63,7 +64,7 @@ def _dispatches(
 ) -> list[Dispatch]:
     n_x, groups = bucket.rows(x.dim), by_format(parts)
     keys = [key_of("gemm_stream", group, n_x, output) for group in groups]
-    found = [tiles.gemm_stream(at.features, key) for key in keys]
+    found = [gemm_stream.choose_tile(at.features, key) for key in keys]
     batch = max(tile.batch for tile in found)
     conversion, half = converted(x, parts[0].w.cols, 1, batch, at, bucket)
     n_rows = sum(key.rows for key in keys)
@@ -80,7 +81,7 @@ def _dispatch(
     x: Ref,
     half: HalfRows,
     parts: Sequence[Part],
-    tile: tiles.StreamTile,
+    tile: gemm_stream.StreamTile,
     output: Output,
     share: float,
     waits: bool,
@@ -91,7 +92,7 @@ def _dispatch(
     """
     cols = parts[0].w.cols
     arguments = arguments_of(at, bucket, x, parts, tile.rows, output)
-    groups = ceil_div(cols, tiles.GROUP_COLS)
+    groups = ceil_div(cols, GROUP_COLS)
     units = arguments.tiles * ceil_div(groups, tile.col_groups)
     each = ceil_div(units, max(1, round(share * at.features.compute_units * tile.blocks)))
     blocks = ceil_div(units, each)
