@@ -103,7 +103,7 @@ class GpuBackend(GpuKernels):
 
     @property
     def origin(self) -> Origin:
-        """Device, driver and kernel sources, on which the speed of a tile depends."""
+        """Device, driver and code of the kernels, on which the speed of a tile depends."""
         host = self.host
         device = f"{host.device_name}, {host.features.compute_units} compute units"
         return Origin(self.name, device, host.driver, self.kernel_set.sources())

@@ -87,7 +87,7 @@ class KernelSet:
     dispatch. fused: the steps in which a kernel runs a fused op, by op.
     stores_blocks: ops whose kernels can store rows of Q8_32, besides those that every backend has
     (`stores_formats` of the op). tilings: the tiles of each tunable kernel, by name. sources:
-    returns a digest of the kernels' sources.
+    returns a digest of the kernels' code.
     """
 
     backend: str

@@ -1,8 +1,8 @@
 """The table of tiles that `zinc tune` measured on a device: a JSON file in the cache folder.
 
-A table belongs to a device and to the sources of its kernels. A table of other sources is ignored,
-and so is a tile that its kernel cannot run. Rows are written as they are found, so that an
-interrupted search continues where it stopped.
+A table belongs to a device and to the code of its kernels (code_digest.py). A table of other code
+is ignored, and so is a tile that its kernel cannot run. Rows are written as they are found, so that
+an interrupted search continues where it stopped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Backend, device, driver and digest of the kernel sources that a table was measured with."""
+    """Backend, device, driver and digest of the kernels' code that a table was measured with."""
 
     backend: str
     device: str

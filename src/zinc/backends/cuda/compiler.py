@@ -15,6 +15,7 @@ from zinc.backends.cuda.driver import PACKAGES_HINT
 from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError
 from zinc.gpu.arguments.generate import cpp_headers
+from zinc.gpu.code_digest import code_digest
 from zinc.gpu.disk_cache import save
 from zinc.gpu.dispatch import KernelVariant
 
@@ -35,14 +36,26 @@ typedef unsigned long long uint64_t;
 """
 
 
+def sources() -> dict[str, str]:
+    """Return the texts of all source files of kernels by name, and those of generated headers."""
+    paths = sorted(KERNELS.rglob("*.cu*"))
+    files = {x.relative_to(KERNELS).as_posix(): x.read_text(encoding="utf-8") for x in paths}
+    return cpp_headers() | files
+
+
 @functools.cache
 def sources_digest() -> str:
-    """Return a digest of all source files of kernels."""
-    digest = hashlib.sha256(repr(cpp_headers()).encode())
-    for path in sorted(KERNELS.rglob("*.cu*")):
-        digest.update(path.name.encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    """Return a digest of the code of all kernels, without comments."""
+    return code_digest(sources())
+
+
+@functools.cache
+def _text_digest() -> str:
+    """Return a digest of the source files of all kernels as they are, for names of cache entries.
+
+    Comments count here: if `code_digest` missed an edit of code, an old cubin would run.
+    """
+    return hashlib.sha256(repr(sources()).encode()).hexdigest()
 
 
 @functools.cache
@@ -97,7 +110,7 @@ def entry(kernel: KernelVariant) -> bytes:
 def cubin(kernel: KernelVariant, arch: str) -> bytes:
     """Return the machine code of a kernel for `arch`, such as "sm_90". Raises DeviceError."""
     version = _value(nvrtc().nvrtcVersion())
-    given = repr((sources_digest(), kernel.name, sorted(kernel.defines), OPTIONS, arch, version))
+    given = repr((_text_digest(), kernel.name, sorted(kernel.defines), OPTIONS, arch, version))
     name = f"{kernel.name}-{hashlib.sha256(given.encode()).hexdigest()[:20]}.cubin"
     path = cache_folder() / "cubin" / name
     try:

@@ -30,6 +30,7 @@ from zinc.backends.vulkan.spirv import LOCAL_SIZE, Op, instructions
 from zinc.backends.vulkan.vk import types as vk
 from zinc.core.env import cache_folder
 from zinc.core.errors import DeviceError
+from zinc.gpu.code_digest import code_digest
 from zinc.gpu.disk_cache import save
 from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import FULL_REGISTERS, SQUARE, Features
@@ -67,12 +68,11 @@ _source = cache(source)
 
 @cache
 def sources_digest() -> str:
-    """Return a digest of the source files of all kernels."""
-    digest = hashlib.sha256()
-    for path in sorted(KERNELS.rglob("*.slang")):
-        digest.update(path.name.encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    """Return a digest of the code of all kernels, without comments."""
+    paths = KERNELS.rglob("*.slang")
+    return code_digest(
+        {x.relative_to(KERNELS).as_posix(): x.read_text(encoding="utf-8") for x in paths}
+    )
 
 
 _compilers = slang.Processes()
