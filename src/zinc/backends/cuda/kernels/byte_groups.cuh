@@ -4,8 +4,8 @@
 //
 // A unit has its own scale, so one sum must not contain products of several units. But the lanes of
 // a quad, whose products `multiplyBytes` adds up, hold different units. So columns 2 c and 2 c + 1
-// of B are unit c of two rows of x, and zero in the other lanes. Lane c gets the products of its own
-// unit in these columns and applies the scales. The sums of a quad are added last.
+// of B are unit c of two rows of x, and zero in the other lanes. Lane c gets the products of its
+// own unit in these columns and applies the scales. The sums of a quad are added last.
 
 #pragma once
 
@@ -13,9 +13,9 @@
 #include "group_weights.cuh"
 
 #define BATCH 4
+#include "buffered_rows.cuh" // takes BATCH
 #define PAIRS (BATCH / 2)                    // of rows of x, which B contains at once
 #define LANE_SUMS 2                          // of 16 weight rows by BATCH rows of x
-#define ROWS_BYTES (320 * BATCH)             // of a group of x in shared memory
 #define UNIT_SCALES (FORMAT == Q6_K ? 2 : 1) // of weights
 
 /// The place of a sum in a tile: weight row t and row b of x.
@@ -64,39 +64,21 @@ struct StoredRows
         }
     }
 
-    /// Starts asynchronous copies of one group of the `n_x` rows at `x` to shared memory.
-    MEMBER static void copy(
-        uint8_t* shared, uint8_t* x, uint stride, uint n_x, uint group, uint lane)
-    {
-        UNROLL for (uint k = 0; k < PAIRS; k++)
-        {
-            const uint i = k * SUBGROUP + lane;
-            uint8_t* from = rowAt(x, min(i / 16, n_x - 1), stride);
-            copyAsync((uint4*)shared + i, (uint4*)from + group * 16 + i % 16, true);
-        }
-        if (lane >= 4 * BATCH) return;
-        uint8_t* from = rowAt(x, min(lane / 4, n_x - 1), stride);
-        copyAsync((uint4*)(shared + 256 * BATCH) + lane,
-            (uint4*)(from + COLS) + group * 4 + lane % 4, true);
-    }
-
-    /// Reads a group that `copy` has copied.
+    /// Reads a group in shared memory (buffered_rows.cuh).
     MEMBER void read(const uint8_t* shared, uint lane)
     {
         const uint column = lane / 4, c = lane % 4;
-        const float2* blocks = (float2*)(shared + 256 * BATCH);
         UNROLL for (uint i = 0; i < 2; i++)
         {
             const uint unit = 4 * i + c;
             UNROLL for (uint p = 0; p < PAIRS; p++)
-            {
-                const uint4* row = (uint4*)shared + 2 * ((2 * p + column % 2) * GROUP_UNITS + unit);
                 UNROLL for (uint k = 0; k < 2; k++)
-                    bytes[p][i][k] = column / 2 == c ? row[k] : uint4(0u);
-            }
-            UNROLL for (uint b = 0; b < BATCH; b++) scales[b][i] = blocks[b * GROUP_UNITS + unit].x;
+                    bytes[p][i][k] = column / 2 == c
+                        ? bufferedBytes(shared, 2 * p + column % 2, unit, k) : uint4(0u);
+            UNROLL for (uint b = 0; b < BATCH; b++)
+                scales[b][i] = bufferedScales(shared, b, unit).x;
 #if MINIMUMS
-            own[i] = blocks[lane / 8 * GROUP_UNITS + unit];
+            own[i] = bufferedScales(shared, lane / 8, unit);
 #endif
         }
     }

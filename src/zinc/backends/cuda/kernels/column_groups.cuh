@@ -11,8 +11,8 @@
 #define CHAINS (X_TILES == 1 ? 2 : 1) // independent accumulators, so that MMAs overlap
 
 #define BATCH (8 * X_TILES)
+#include "buffered_rows.cuh" // takes BATCH
 #define LANE_SUMS 4 // of 16 weight rows by 8 rows of x
-#define ROWS_BYTES (320 * BATCH) // of a group of x in shared memory
 
 /// The place of a sum in a tile: weight row t and row b of x.
 struct SumPlace
@@ -56,32 +56,16 @@ struct StoredRows
         }
     }
 
-    /// Starts asynchronous copies of one group of the `n_x` rows at `x` to shared memory.
-    MEMBER static void copy(
-        uint8_t* shared, uint8_t* x, uint stride, uint n_x, uint group, uint lane)
-    {
-        UNROLL for (uint k = 0; k < 5 * X_TILES; k++)
-        {
-            const bool is_scales = k >= 4 * X_TILES;
-            const uint i = (is_scales ? k - 4 * X_TILES : k) * SUBGROUP + lane;
-            const uint row = is_scales ? i / 4 : i / 16;
-            uint8_t* from = rowAt(x, min(row, n_x - 1), stride);
-            const uint4* group_of_row = is_scales ? (uint4*)(from + COLS) + group * 4 + i % 4
-                                                  : (uint4*)from + group * 16 + i % 16;
-            copyAsync((uint4*)shared + k * SUBGROUP + lane, group_of_row, true);
-        }
-    }
-
-    /// Reads a lane's units of a group that `copy` has copied.
+    /// Reads a lane's units of a group in shared memory (buffered_rows.cuh).
     MEMBER void read(const uint8_t* shared, uint lane)
     {
-        const uint c = lane % 4;
         UNROLL for (uint j = 0; j < X_TILES; j++)
             UNROLL for (uint i = 0; i < 2; i++)
             {
-                const uint at = (8 * j + lane / 4) * GROUP_UNITS + 4 * i + c;
-                UNROLL for (uint k = 0; k < 2; k++) bytes[j][i][k] = ((uint4*)shared)[2 * at + k];
-                scales[j][i] = ((float2*)(shared + 2048 * X_TILES))[at];
+                const uint row = 8 * j + lane / 4, unit = 4 * i + lane % 4;
+                UNROLL for (uint k = 0; k < 2; k++)
+                    bytes[j][i][k] = bufferedBytes(shared, row, unit, k);
+                scales[j][i] = bufferedScales(shared, row, unit);
             }
     }
 };
@@ -154,7 +138,10 @@ struct GroupProducts
             uint a[4];
             weights.fragment(w, i, word, a);
             UNROLL for (uint j = 0; j < X_TILES; j++)
-                multiplyTiles(d[j][word % CHAINS], a, x.numbers[j][i][word][0], x.numbers[j][i][word][1]);
+            {
+                const uint (&b)[2] = x.numbers[j][i][word];
+                multiplyTiles(d[j][word % CHAINS], a, b[0], b[1]);
+            }
         }
     }
 

@@ -325,7 +325,7 @@ EARLY_KERNEL(gemm_few, Arguments)
             if (after.turn == 0) after.first += ROUND;
             __syncwarp(); // all lanes have read the previous rows
             if (after.first < tiles.count && after.exists(warp))
-                StoredRows::copy(nextRows, args.x, args.x_stride, n_x, after.group(warp), lane);
+                copyRows(nextRows, args.x, args.x_stride, n_x, after.group(warp), lane);
             if (STAGES == 0) commitCopies();
         }
         Step next = step;
