@@ -180,21 +180,27 @@ sys.exit(main(sys.argv[1:]))
 )
 def test_a_signal_stops_the_server_while_it_loads(number, stops):
     """This works even if the load reports no progress, as within a large tensor."""
+    err = stopped_at("it loads", f"STOPS = {stops}\n{SLOW}", number)
+    assert "serving on" not in err
+
+
+def stopped_at(moment: str, program: str, number: signal.Signals) -> str:
+    """Run a server by a program, and send a signal when it prints `moment`. Return its log."""
     process = subprocess.Popen(
-        [sys.executable, "-c", f"STOPS = {stops}\n{SLOW}", "serve", "--port", "0"],
+        [sys.executable, "-c", program, "serve", "--port", "0"],
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )  # fmt: skip
     try:
         assert process.stderr is not None
-        assert any("it loads" in line for line in process.stderr)
+        assert any(moment in line for line in process.stderr)
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert (process.returncode, out) == (0, "")
-    assert "serving on" not in err
     assert "Traceback" not in err
+    return err
 
 
 STARTING = """
@@ -236,20 +242,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize("where", ["import", "config", "application"])
 def test_a_signal_stops_the_server_while_it_starts(where, number):
     """This works even if the code that is interrupted replaces or swallows the exception."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"WHERE = {where!r}\n{STARTING}", "serve", "--port", "0"],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-    )  # fmt: skip
-    try:
-        assert process.stderr is not None
-        assert any("it starts" in line for line in process.stderr)
-        process.send_signal(number)
-        out, err = process.communicate(timeout=PATIENCE_S)
-    finally:
-        process.kill()
-    assert (process.returncode, out) == (0, "")
-    assert "Traceback" not in err
+    stopped_at("it starts", f"WHERE = {where!r}\n{STARTING}", number)
 
 
 def test_a_port_in_use(server: Running, capsys):
