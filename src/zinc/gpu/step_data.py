@@ -1,8 +1,8 @@
 """The data of a step in memory that kernels read: a `StepHeader` and the arrays it points to.
 
 Recorded dispatches refer to the header's address only, so they serve every step. Header and arrays
-share one buffer. Block tables have a buffer of their own, which is replaced when it becomes too
-small.
+share one buffer, in which the arrays of a step lie without gaps, so that a short copy brings them
+to the device. Block tables have a buffer of their own, which is replaced when it becomes too small.
 """
 
 from __future__ import annotations
@@ -38,20 +38,16 @@ class StepData:
     ) -> None:
         self._allocator = allocator
         n_rows = 5 * max_tokens + 1 + max_outputs
-        params = HEADER_BYTES + -(-4 * n_rows // 16) * 16
-        scales = params + SAMPLE_PARAMS.itemsize * max_outputs
+        scales = _params_offset(n_rows) + SAMPLE_PARAMS.itemsize * max_outputs
         n_scales = 1 + max_tokens * n_adapters if n_adapters else 0
-        self._n_bytes = n_bytes = scales + 4 * n_scales
-        self._buffer = allocator.buffer(n_bytes, MemoryKind.STEP)
+        self._buffer = allocator.buffer(scales + 4 * n_scales, MemoryKind.STEP)
         self.address = self._buffer.address
         assert self._buffer.bytes is not None
-        view = self._buffer.bytes
-        self._rows = view[HEADER_BYTES : HEADER_BYTES + 4 * n_rows].view(np.int32)
-        self._params = view[params:scales].view(SAMPLE_PARAMS)
-        self._scales = view[scales:n_bytes].view(np.float32)
+        self._bytes = self._buffer.bytes
+        self._rows = self._bytes[HEADER_BYTES : HEADER_BYTES + 4 * n_rows].view(np.int32)
+        self._scales_at, self._sampled = scales, sampled
+        self._scales = self._bytes[scales : scales + 4 * n_scales].view(np.float32)
         self.adapters = self.address + scales
-        self._header = view[:HEADER_BYTES]
-        self._params_at, self._sampled = self.address + params, sampled
         self._tables: Buffer | None = None
         self._table_rows = np.empty(0, np.int32)
         # Contents of the header: rows of each array, whether ids are sampled rows, and tables.
@@ -66,27 +62,36 @@ class StepData:
             *(step.output_rows, step.seq_start, step.state_slot),
         )
         counts = tuple(map(len, arrays))
-        np.concatenate(arrays, out=self._rows[: sum(counts)])
+        n_rows = sum(counts)
+        np.concatenate(arrays, out=self._rows[:n_rows])
         counts += (int(step.sampled_rows is not None),)
+        end = params = _params_offset(n_rows)
         if step.sample_params is not None:
-            self._params[: len(step.output_rows)] = step.sample_params
-        self._write_scales(step)
+            end += SAMPLE_PARAMS.itemsize * len(step.output_rows)
+            self._bytes[params:end].view(SAMPLE_PARAMS)[:] = step.sample_params
         tables = [(table.shape, table.tobytes()) for table in step.tables]
         if counts != self._counts or tables != self._written:
-            self._write_header(step, counts)
+            self._write_header(step, counts, self.address + params)
             self._counts, self._written = counts, tables
-        self._allocator.flush(self._buffer, 0, self._n_bytes)
+        self._allocator.flush(self._buffer, 0, end)
+        if len(self._scales):
+            self._write_scales(step)
 
     def _write_scales(self, step: Step) -> None:
-        """Write the scales of adapters, if there are any."""
-        if len(self._scales):
-            n_adapters = 0 if step.adapters is None else step.adapters.shape[1]
-            self._scales[:1].view(np.uint32)[0] = n_adapters
-            if step.adapters is not None:
-                self._scales[1 : 1 + step.adapters.size] = step.adapters.reshape(-1)
+        """Write the number of adapters and their scales."""
+        n_adapters = 0 if step.adapters is None else step.adapters.shape[1]
+        self._scales[:1].view(np.uint32)[0] = n_adapters
+        n_scales = 1
+        if step.adapters is not None:
+            n_scales += step.adapters.size
+            self._scales[1:n_scales] = step.adapters.reshape(-1)
+        self._allocator.flush(self._buffer, self._scales_at, 4 * n_scales)
 
-    def _write_header(self, step: Step, counts: tuple[int, ...]) -> None:
-        """Write the block tables, and a header with all sizes and addresses."""
+    def _write_header(self, step: Step, counts: tuple[int, ...], params: int) -> None:
+        """Write the block tables, and a header with all sizes and addresses.
+
+        params: device address of the sampling parameters.
+        """
         total = sum(table.size for table in step.tables)
         if total > len(self._table_rows):
             self._tables = self._allocator.buffer(8 * max(total, 1024), MemoryKind.STEP)
@@ -113,12 +118,17 @@ class StepData:
             state_slot=state_slot,
             tables=_padded(accumulate(sizes, initial=tables_at)),
             table_stride=_padded(table.shape[1] for table in step.tables),
-            sample_params=self._params_at,
+            sample_params=params,
             sampled=self._sampled,
             ids_are_sampled_rows=counts[-1],
         )
         # One copy, because mapped memory may lie across a bus.
-        self._header[:] = np.frombuffer(header.pack(), np.uint8)
+        self._bytes[:HEADER_BYTES] = np.frombuffer(header.pack(), np.uint8)
+
+
+def _params_offset(n_rows: int) -> int:
+    """Return the offset of the sampling parameters behind `n_rows` int32 rows, in bytes."""
+    return HEADER_BYTES + -(-4 * n_rows // 16) * 16
 
 
 def _padded(values: Iterable[int]) -> tuple[int, ...]:

@@ -41,8 +41,8 @@ class Memory:
     def buffer(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
         """Return a new buffer of at least `size` bytes. Raises MemoryLimitError.
 
-        A STEP buffer is pinned host memory with a copy on the device, which `flush` renews. A
-        DOWNLOAD buffer is pinned host memory.
+        A STEP buffer is pinned host memory, whose address is the handle, with a copy on the device,
+        which `flush` renews. A DOWNLOAD buffer is pinned host memory.
         """
         self._enter()
         size = aligned(size)
@@ -51,7 +51,7 @@ class Memory:
             assert view is not None
             return Buffer(0, view.ctypes.data, size, view)
         address = self._allocate(size)
-        buffer = Buffer(0, address, size, view)
+        buffer = Buffer(0 if view is None else view.ctypes.data, address, size, view)
         weakref.finalize(buffer, self._free, address).atexit = False
         return buffer
 
@@ -68,9 +68,7 @@ class Memory:
 
     def flush(self, buffer: Buffer, offset: int, n_bytes: int) -> None:
         """Copy bytes that the host wrote to a STEP buffer to the device."""
-        assert buffer.bytes is not None
-        self._enter()
-        self.to_device(buffer.address + offset, buffer.bytes.ctypes.data + offset, n_bytes)
+        self.to_device(buffer.address + offset, buffer.handle + offset, n_bytes)
 
     def write(self, target: Buffer, offset: int, data: Bytes) -> None:
         """Copy `data` into a buffer, where everything submitted later sees it."""
