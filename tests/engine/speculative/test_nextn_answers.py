@@ -72,6 +72,20 @@ def test_the_block_changes_no_token(
     assert 0.2 < accepted(found) < 0.9
 
 
+@pytest.mark.parametrize("call", ["took", "catch_up"])
+def test_a_block_that_fails_to_read_a_text_fails_no_answer(
+    call: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = LoadOptions(with_nextn("qwen35", tmp_path / "m.gguf"), backend="cpu", context=256)
+    with LoadedModel.open(options) as model, verifying(model, Source.NEXTN, 3):
+        asked = requests(model, 3)
+        want = finish(model, plain(asked))
+        monkeypatch.setattr(model.drafter, call, lambda *_: 1 / 0)
+        check_same(want, finish(model, asked))
+        assert caplog.text.count("drafts of the source nextn are off") == 1
+        model.engine.pool.check()
+
+
 class Idle(Eager):
     """A policy of sequences that drafted, whose drafts do not pay at the moment."""
 

@@ -105,6 +105,22 @@ def test_many_rows_do_not_wait_for_a_draft(runs: Runs) -> None:
     assert drafts[s.id] == drafts[again.id]
 
 
+def test_rows_wait_for_the_cache_block_of_their_position(runs: Runs) -> None:
+    """The engine gives a prompt that runs in parts the blocks of the tokens that run."""
+    ids = np.random.default_rng(4).integers(512, size=200).tolist()
+    s, whole = runs.begin(ids, 0), prompt(runs, 200)
+    assert s.cache.holding is not None
+    while s.pending > 1:
+        n = min(16, s.pending - 1)
+        runs.pool.grow(s.cache.holding, s.n_run + n)
+        runs.run({s: n})
+        if s.n_run == MOST_WAITING:  # a multiple of the positions of a block
+            assert runs.drafter.behind(s) == 0
+    runs.pool.grow(s.cache.holding, 256)
+    drafts = runs.drafter.draft([s, whole], {s.id: 3, whole.id: 3})
+    assert drafts[s.id] == drafts[whole.id]
+
+
 def test_company_does_not_change_a_draft(runs: Runs) -> None:
     alone, first, second = prompt(runs, 30), prompt(runs, 30), prompt(runs, 11)
     draft = runs.drafter.draft([alone], {alone.id: 3})[alone.id]

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ Choose: TypeAlias = Callable[[Sequence, int, FloatArray], tuple[int, float]]
 # and return the logits that follow it, float32 [sequences, vocab]. rows: of the sequences in the
 # logits before. depth: tokens drafted for each.
 Advance: TypeAlias = Callable[[Seq[Sequence], Seq[int], int, Seq[int]], FloatArray]
+
+T = TypeVar("T")
 
 log = logging.getLogger("zinc.engine")
 
@@ -132,13 +134,26 @@ class Chain:
 
     def draft(self, wanting: Seq[Sequence], most: Mapping[int, int]) -> dict[int, Draft]:
         """Return drafts of sequences by id, of at most `most[id]` tokens."""
-        try:
+
+        def draw() -> dict[int, Draft]:
             ready = self._ready(wanting)
             return self._draw(ready, most) if ready else {}
+
+        return self.attempt(draw, {})
+
+    def attempt(self, work: Callable[[], T], otherwise: T) -> T:
+        """Return the result of `work`, which runs the drafter.
+
+        If the drafter fails or has failed before, return `otherwise`: answers do not need drafts.
+        """
+        if self._has_failed:
+            return otherwise
+        try:
+            return work()
         except Exception:
             log.exception("drafts of the source %s are off after an error", self.source)
             self._has_failed = True
-            return {}
+            return otherwise
 
     def ended(self, s: Sequence) -> None:
         """Forget a sequence."""

@@ -82,16 +82,21 @@ class _Progress:
 class _Block:
     """A NextN block with its programs, and what it has read of each sequence, by id."""
 
-    def __init__(self, depth: int, programs: Seq[Program]) -> None:
+    def __init__(self, depth: int, programs: Seq[Program], block_tokens: int) -> None:
         self.depth, self.programs = depth, programs
         self.progress: dict[int, _Progress] = {}
+        self._block_tokens = block_tokens
 
     def pending(self, s: Sequence) -> int:
-        """Return how many rows of a sequence can run, not counting its last token."""
+        """Return how many rows of a sequence can run, not counting its last token.
+
+        The next position of a prompt that is run in parts may have no cache block yet.
+        """
         known = self.progress.get(s.id)
-        if known is None or not s.is_running:
+        if known is None:
             return 0
-        return max(0, min(len(known.rows), len(s.ids) - 1 - known.n_run))
+        n_positions = min(len(s.ids) - 1, _n_positions(s, self._block_tokens))
+        return max(0, min(len(known.rows), n_positions - known.n_run))
 
 
 class NextNDrafter:
@@ -113,8 +118,11 @@ class NextNDrafter:
     ) -> None:
         self._n_vocab, self._tokens = n_vocab, np.array(tokens, np.int32)
         self.programs, self._reads = programs, reads
-        self.blocks = [_Block(i, each) for i, each in enumerate(zip(*programs, strict=True))]
         self._n_groups, self._block_tokens = len(layout.n_blocks), layout.block_tokens
+        self.blocks = [
+            _Block(i, each, layout.block_tokens)
+            for i, each in enumerate(zip(*programs, strict=True))
+        ]
         self._most_tokens = programs[0][0].plan.max_tokens
 
     @property
@@ -191,12 +199,12 @@ class NextNDrafter:
 
     def _room(self, s: Sequence, most: int) -> int:
         """Return how many tokens can be drafted for a sequence, at most `most`."""
-        known, holding = self.blocks[0].progress.get(s.id), s.cache.holding
-        if known is None or holding is None or known.end != len(s.ids) or not known.rows:
+        known = self.blocks[0].progress.get(s.id)
+        if known is None or known.end != len(s.ids) or not known.rows:
             return 0
         if self._reads is not NextNInput.OWN:
             most = min(most, len(self.blocks))
-        return min(most, len(holding.tables[0]) * self._block_tokens - len(s.ids) + 1)
+        return min(most, _n_positions(s, self._block_tokens) - len(s.ids) + 1)
 
     def _catch_up(self, block: _Block, running: Seq[Sequence]) -> None:
         """Run all rows of one block whose hidden rows are known, except the last."""
@@ -327,6 +335,11 @@ def nextn_chain(drafter: NextNDrafter, times: StepTimes) -> Chain:
     """Return the chains of a NextN block of a model whose steps take `times`."""
     rates = _RATES[: drafter.most_drafted]
     return Chain(Source.NEXTN, drafter, ChainPolicy(times, rates, _STEP_RATIO))
+
+
+def _n_positions(s: Sequence, block_tokens: int) -> int:
+    """Return how many positions of a sequence have cache blocks; 0 if it is not running."""
+    return 0 if s.cache.holding is None else len(s.cache.holding.tables[0]) * block_tokens
 
 
 def _n_storing(plan: Plan) -> int:

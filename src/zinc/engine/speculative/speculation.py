@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 
 import numpy as np
 
@@ -147,7 +148,7 @@ class Speculation:
         has_failed = s.finish_reason == "error"
         may_read = s.drafts.uses.get(Source.NEXTN) and s.cache.holding is not None
         if self._nextn is not None and may_read and not has_failed:
-            self._nextn.catch_up([s])
+            self.chains[Source.NEXTN].attempt(partial(self._nextn.catch_up, [s]), None)
         for chain in self.chains.values():
             chain.ended(s)
         if s.request.params.speculate and s.n_generated and not has_failed:
@@ -243,11 +244,12 @@ class Speculation:
             parts = np.split(copied, np.cumsum(lengths)[:-1])
         else:
             return
+        chain = self.chains[Source.NEXTN]
         for s, n, end, rows in zip(flight.running, flight.counts, flight.ends, parts, strict=True):
-            if s.finish_reason is not None or not self.chains[Source.NEXTN].uses(s):
+            if s.finish_reason is not None or not chain.uses(s):
                 continue
             n_valid = s.drafts.n_valid if s.id in flight.drafts else 0
-            nextn.took(s, end - n, rows[: n + n_valid].copy())
+            chain.attempt(partial(nextn.took, s, end - n, rows[: n + n_valid].copy()), None)
 
     # -- learning ---------------------------------------------------------------------------------
 
