@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import io
 import json
 import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -28,8 +31,10 @@ from zinc.cli.main import main
 from zinc.core.errors import RequestError
 from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.models.parts.context import RopeScaling
+from zinc.server import main as server_main
 from zinc.server.config import ServerConfig
 from zinc.server.http import log
+from zinc.server.http.connection import Connection
 
 SOURCE = Path(zinc.__file__).parent.parent
 
@@ -314,6 +319,66 @@ def test_a_signal_stops_the_server_with_status_0(number):
     assert line["prompt_tokens"] > 5
     assert line["client"] == "127.0.0.1"
     assert "xylophone" not in err
+
+
+STORY = {"prompt": "Once upon a time", "n_predict": 4000, "ignore_eos": True, "stream": True}
+
+
+def begin_story(url: str, **fields: Any) -> socket.socket:
+    """Return a connection on which a long answer is being streamed."""
+    host, port = url.removeprefix("http://").split(":")
+    body = json.dumps({**STORY, **fields}).encode()
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(PATIENCE_S)
+    client.connect((host, int(port)))
+    head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    client.sendall(head.encode() + body)
+    assert client.recv(1) == b"H"
+    return client
+
+
+def end_of(process: subprocess.Popen[str]) -> str:
+    """Wait for the end of a server, with status 0 and no traceback. Return its log."""
+    try:
+        _, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert "Traceback" not in err
+    return err
+
+
+def test_a_second_signal_ends_running_answers() -> None:
+    process, url = start(f"demo={EMBEDDED_MODEL}", "--grace", "600", "--context", "4096")
+    with begin_story(url) as client:
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        received = b""
+        while part := client.recv(1 << 16):
+            received += part
+    end_of(process)
+    assert b"the server is shutting down" in received[-300:]
+
+
+def test_a_client_that_does_not_read_delays_the_end_by_the_grace_time_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Connection.connection_made
+
+    def with_small_buffer(self: Connection, transport: asyncio.Transport) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", with_small_buffer)
+    monkeypatch.setattr(server_main, "_ERROR_EVENT_S", 0.5)
+    with running(grace_s=0.1) as own, begin_story(own.url, n_probs=20):
+        connections = own.server.server_state.connections
+        wait_for(lambda: any(c.flow.write_paused for c in list(connections)))
+        own.server.should_exit = True
+        wait_for(lambda: own.application.pool and not own.application.pool.loaded)
+    assert "Traceback" not in caplog.text
 
 
 @contextmanager

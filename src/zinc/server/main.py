@@ -2,7 +2,7 @@
 
 `serve` listens, loads the first model and blocks until a signal arrives. After the first signal the
 server refuses new requests and gives running ones `grace_s` seconds; those still running then end
-with an error event. A second signal stops the server at once.
+with an error event. A second signal ends the grace time, a third one the process.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _PORT_HINT = "choose another --port, or stop what uses it"
 _OLLAMA_HINT = "stop the program that uses it (another Ollama?), or leave --ollama out"
 _BACKLOG = 512  # connections that the system queues until they are accepted
 _ERROR_EVENT_S = 3.0  # after the grace time, for error events to reach clients
+_SECOND_SIGNAL_S = 0.5  # the same after a second signal
 _LOAD_END_S = 1.0  # for a cancelled load to stop
 
 
@@ -56,11 +57,14 @@ class Server(uvicorn.Server):
         self._application = application
         self._listening, self._loaded = listening, loaded
         self._start: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._n_signals = 0
         self.failure: ZincError | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, and wait for the first model in the background."""
-        asyncio.get_running_loop().set_exception_handler(AcceptFailures())
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(AcceptFailures())
         await super().startup(sockets)
         if self.started:
             self._listening()
@@ -80,15 +84,28 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End running answers within the grace time, then close all connections."""
         pool = self._application.pool
-        going = ApiError(503, "the server is shutting down", headers={"Retry-After": "30"})
-        tell: asyncio.TimerHandle | None = None
+        ends: asyncio.TimerHandle | None = None
         if pool is not None:
-            pool.closing = going
-            loop = asyncio.get_running_loop()
-            tell = loop.call_later(self._application.config.grace_s, pool.abort, going)
+            pool.closing = pool.closing or _stopping()
+            grace_s = self._application.config.grace_s
+            ends = asyncio.get_running_loop().call_later(grace_s, self._end, _ERROR_EVENT_S)
         await super().shutdown(sockets)
-        if tell is not None:
-            tell.cancel()
+        if ends is not None:
+            ends.cancel()
+
+    def _end(self, patience_s: float) -> None:
+        """End running answers now, and close the connections that are open `patience_s` later.
+
+        A client that does not read would otherwise keep its connection, which uvicorn then cancels
+        with a traceback.
+        """
+        if self._application.pool is not None:
+            self._application.pool.abort(_stopping())
+        asyncio.get_running_loop().call_later(patience_s, self._disconnect)
+
+    def _disconnect(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -108,9 +125,16 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a stop signal; the second one forces the exit."""
-        self.force_exit = self.should_exit
+        """Stop; at the second signal without grace time, at the third without an orderly end."""
+        self._n_signals += 1
         self.should_exit = True
+        self.force_exit = self._n_signals > 2
+        if self._n_signals == 2 and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end, _SECOND_SIGNAL_S)
+
+
+def _stopping() -> ApiError:
+    return ApiError(503, "the server is shutting down", headers={"Retry-After": "30"})
 
 
 def http_config(
