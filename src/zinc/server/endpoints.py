@@ -207,7 +207,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         adapters.set_scales,
         Operation(
             "POST", "/lora-adapters", "Set the scales of LoRA adapters", "llama.cpp",
-            items=LoraScale, query=("model",), statuses=(404, 413),
+            items=LoraScale, query=("model",), statuses=(404, 413, 415),
         ),
     ),
     _post(

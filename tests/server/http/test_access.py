@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import re
@@ -174,6 +175,15 @@ def test_large_bodies():
                 connection.sendall(b"800\r\n" + b" " * 2048 + b"\r\n")
             assert connection.recv(100).startswith(b"HTTP/1.1 413")
         assert server.post("/v1/chat/completions", HELLO).status == 200
+
+
+def test_a_compressed_body_is_refused_by_its_name(server: Running):
+    data = gzip.compress(json.dumps(HELLO).encode())
+    found = server.post("/v1/chat/completions", data, headers={"Content-Encoding": "gzip"})
+    assert found.status == 415
+    assert "gzip" in found.json["error"]["message"]
+    plain = server.post("/v1/chat/completions", HELLO, headers={"Content-Encoding": "identity"})
+    assert plain.status == 200
 
 
 def test_a_body_that_never_arrives(server: Running, monkeypatch: pytest.MonkeyPatch):

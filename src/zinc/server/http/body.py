@@ -14,7 +14,9 @@ import asyncio
 import difflib
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
@@ -116,8 +118,19 @@ async def read_json(request: Request, max_bytes: int) -> Json:
     """Read the body of `request` and return its JSON value.
 
     Raises ApiError: 400 for invalid JSON or a disconnected client, 408 after a time limit, 413 for
-    more than `max_bytes` or too many values, 503 if the memory of all bodies is used up.
+    more than `max_bytes` or too many values, 415 for a compressed body, 503 if the memory of all
+    bodies is used up.
     """
+    coding = request.headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        raise ApiError(
+            415,
+            "the body is compressed",
+            f"its Content-Encoding is {coding[:40]!r}",
+            "send it as plain JSON",
+            # Do not receive the body.
+            headers={"Accept-Encoding": "identity", "Connection": "close"},
+        )
     lease: Lease = request.scope[_LEASE]
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > max_bytes:
@@ -230,7 +243,7 @@ def parse(
     if not isinstance(value, dict):
         raise invalid(None, "the body is not a JSON object", f"it is {_json_kind(value)}")
     try:
-        request = kind.model_validate(value)
+        request = kind.model_validate(_with_integers(kind, value))
     except ValidationError as error:
         raise _explained(error, value) from None
     except RecursionError:
@@ -250,6 +263,35 @@ def parse(
             code="unknown_parameter",
         )
     return request
+
+
+def _with_integers(kind: type[Fields], value: dict[str, Json]) -> dict[str, Json]:
+    """Return `value` with a number such as 4.0 as an integer where `kind` has an integer.
+
+    JSON has one type of numbers, and some languages write whole numbers with a fraction.
+    """
+    names = [name for name in _integers(kind) if type(value.get(name)) is float]
+    whole = {name: int(value[name]) for name in names if value[name].is_integer()}
+    return {**value, **whole} if whole else value
+
+
+@cache
+def _integers(kind: type[Fields]) -> frozenset[str]:
+    """Return the names in JSON of the fields of `kind` that may be integers and no other number."""
+    return frozenset(
+        field.alias or name
+        for name, field in kind.model_fields.items()
+        if int in (types := _types(field.annotation)) and float not in types
+    )
+
+
+def _types(annotation: Any) -> set[Any]:
+    """Return the alternatives of a type annotation."""
+    if get_origin(annotation) in (Union, UnionType):
+        return set().union(*map(_types, get_args(annotation)))
+    if get_origin(annotation) is Annotated:
+        return _types(get_args(annotation)[0])
+    return {annotation}
 
 
 def _explained(error: ValidationError, value: Json) -> ApiError:

@@ -51,6 +51,7 @@ _MEANINGS = {
     405: "the path has no such method",
     409: "the model or file is in use, or the batch has ended",
     413: "the body is too large, or the folder for files is full",
+    415: "the body is compressed",
     421: "the Host header names another machine",
     429: "the queue is full; Retry-After says when to try again",
     501: "the model cannot do this, or the server keeps no files",
@@ -97,7 +98,7 @@ def _describe(operation: Operation, path: str) -> dict[str, Any]:
     error = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
     statuses = {400, 401, 403, 421, 503, *operation.statuses}
     if operation.fields is not None:
-        statuses |= {404, 413}
+        statuses |= {404, 413, 415}
     found: dict[str, Any] = {
         "operationId": f"{operation.method.lower()}{re.sub(r'[^a-z]+', '_', path)}",
         "summary": operation.summary,
