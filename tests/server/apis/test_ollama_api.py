@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from serving import MODEL, Running, running
+from serving import MODEL, Running, running, wait_for
 
 from zinc.server.apis.ollama.common import keep_alive_seconds
 from zinc.server.apis.ollama.messages import Message, plain_messages
@@ -108,6 +108,17 @@ def test_a_request_without_content_loads_and_unloads(server: Running) -> None:
         assert 500 < left.total_seconds() <= 600
 
 
+def test_a_model_that_was_unloaded_by_a_request_stays_loaded_next_time() -> None:
+    """`keep_alive` of one request must not make all later ones load the model again."""
+    body = {"messages": HELLO, "options": GREEDY, "stream": False}
+    with running() as own:
+        ask(own, "/api/chat", {**body, "keep_alive": 0})
+        wait_for(lambda: ask(own, "/api/ps")["models"] == [])
+        ask(own, "/api/chat", body)
+        (row,) = ask(own, "/api/ps")["models"]
+        assert row["expires_at"].startswith("2318")
+
+
 def test_tags_and_show_describe_the_model(server: Running) -> None:
     (row,) = ask(server, "/api/tags")["models"]
     assert row["name"] == MODEL
@@ -122,6 +133,32 @@ def test_tags_and_show_describe_the_model(server: Running) -> None:
     assert shown["model_info"]["tokenizer.ggml.tokens"] is None
     verbose = ask(server, "/api/show", {"model": MODEL, "verbose": True})
     assert len(verbose["model_info"]["tokenizer.ggml.tokens"]) > 64
+
+
+@pytest.mark.parametrize("text", ["", []])
+def test_a_request_without_text_has_no_embedding(server: Running, text: Any) -> None:
+    found = ask(server, "/api/embed", {"model": MODEL, "input": text, "dimensions": 4})
+    assert found["embeddings"] == []
+    assert found["prompt_eval_count"] == 0
+    assert ask(server, "/api/embeddings", {"model": MODEL, "prompt": ""}) == {"embedding": []}
+
+
+def test_fields_without_a_value_ask_for_nothing(server: Running) -> None:
+    """Older versions of the official client send all fields."""
+    plain = {"prompt": "Say hello.", "options": GREEDY, "stream": False}
+    empty = {"suffix": "", "system": "", "template": "", "context": [], "images": [], "format": ""}
+    want = ask(server, "/api/generate", plain)["response"]
+    assert ask(server, "/api/generate", {**plain, **empty})["response"] == want
+    assert not want.startswith("{")
+
+
+def test_whole_numbers_may_have_a_fraction(server: Running) -> None:
+    body = {"prompt": "Say hello.", "stream": False, "shift": True}
+    options = {"temperature": 0, "num_predict": 3.0, "top_k": 40.0, "seed": 1.0}
+    found = ask(server, "/api/generate", {**body, "options": {**options, "ignore_eos": True}})
+    assert found["eval_count"] == 3
+    wrong = {**body, "options": {**options, "num_predict": 3.5}}
+    assert "options.num_predict" in ask(server, "/api/generate", wrong, status=400)["error"]
 
 
 def test_embeddings_equal_those_of_openais_api(server: Running) -> None:
@@ -174,7 +211,7 @@ def test_a_negative_keep_alive_keeps_the_model_loaded(value: Any) -> None:
     assert keep_alive_seconds(value) == float("inf")
 
 
-@pytest.mark.parametrize("value", ["soon", "5x", "m", "1h-"])
+@pytest.mark.parametrize("value", ["soon", "5x", "m", "1h-", "", "-", "nan"])
 def test_other_texts_are_no_durations(value: str) -> None:
     with pytest.raises(ApiError, match="keep_alive"):
         keep_alive_seconds(value)

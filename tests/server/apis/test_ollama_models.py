@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 from hub.fake_hub import FakeHub
 from serving import MODEL, Running, running
 
+from zinc.core.errors import RequestError
 from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.hub.names import registry_name
+from zinc.server.apis.ollama import models
+from zinc.server.runtime.entry import Entry
 
 HELLO = [{"role": "user", "content": "Say hello."}]
 GREEDY = {"temperature": 0, "num_predict": 4}
@@ -84,6 +88,33 @@ def test_a_model_is_pulled_used_and_deleted(managed: Running, hub: FakeHub) -> N
     assert not list(Path.home().rglob("sha256-*"))
 
 
+def test_a_second_pull_leaves_the_model_loaded(managed: Running, hub: FakeHub) -> None:
+    body = {"model": f"ollama:{hub.url}/library/small:1b", "stream": False}
+    call(managed, "POST", "/api/pull", body)
+    chat(managed, body["model"])
+    pool = managed.application.pool
+    assert pool is not None
+    before = pool.loaded
+    call(managed, "POST", "/api/pull", body)
+    assert len(before) == 2
+    assert pool.loaded == before
+
+
+def test_a_second_pull_replaces_a_model_that_has_changed(managed: Running, hub: FakeHub) -> None:
+    body = {"model": f"ollama:{hub.url}/library/small:1b", "stream": False}
+    call(managed, "POST", "/api/pull", body)
+    chat(managed, body["model"])
+    pool = managed.application.pool
+    assert pool is not None
+    old = pool.loaded[-1]
+    hub.add_ollama("library/small", "1b", EMBEDDED_MODEL.read_bytes() + bytes(32))
+    call(managed, "POST", "/api/pull", body)
+    assert old not in pool.loaded
+    with pytest.raises(RequestError, match="closed"):
+        old.llm.generate("x", max_tokens=1)
+    assert chat(managed, body["model"]) == chat(managed, MODEL)
+
+
 def test_a_pull_that_fails_says_why(managed: Running, hub: FakeHub) -> None:
     name = f"ollama:{hub.url}/library/none:1b"
     rows = call(managed, "POST", "/api/pull", {"model": name}).splitlines()
@@ -99,6 +130,22 @@ def test_a_copy_is_another_name(managed: Running) -> None:
     call(managed, "DELETE", "/api/delete", {"model": "twin"})
     assert names(managed) == [MODEL]
     assert EMBEDDED_MODEL.exists()
+
+
+@pytest.mark.parametrize("path", ["/api/tags", "/api/ps"])
+def test_models_may_be_added_while_they_are_listed(
+    path: str, managed: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, tag = managed.application.pool, models._tag
+    assert pool is not None
+
+    def slow_tag(entry: Entry) -> dict[str, Any]:
+        managed.call(lambda: pool.add(replace(entry.source, name="new")))
+        return tag(entry)
+
+    monkeypatch.setattr(models, "_tag", slow_tag)
+    assert [row["model"] for row in managed.get(path).json["models"]] == [MODEL]
+    assert list(pool.entries) == [MODEL, "new"]
 
 
 def test_a_created_model_has_its_own_system_prompt_and_sampling(managed: Running) -> None:

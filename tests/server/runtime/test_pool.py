@@ -259,6 +259,24 @@ def test_a_model_that_cannot_be_closed_does_not_keep_others_loaded(
     close(broken[0])
 
 
+def test_models_may_change_while_an_idle_one_is_unloaded(monkeypatch: pytest.MonkeyPatch):
+    close = LLM.close
+
+    def slow_close(llm: LLM) -> None:
+        pool = server.application.pool
+        assert pool is not None
+        name = f"more {len(pool.entries)}"
+        server.call(lambda: pool.add(replace(ALICE, name=name)))
+        close(llm)
+
+    with running(models=(ALICE, BOB), ttl_s=0.3) as server:
+        monkeypatch.setattr(LLM, "close", slow_close)
+        for name in ("alice", "bob"):
+            server.post("/models/load", {"model": name})
+            wait_for(lambda name=name: states(server)[name] == "unloaded")
+        wait_for(lambda: len(states(server)) == 4)
+
+
 def test_shutdown_waits_for_a_model_that_is_being_unloaded(
     monkeypatch: pytest.MonkeyPatch,
 ):

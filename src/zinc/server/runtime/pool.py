@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -33,15 +33,17 @@ log = logging.getLogger("zinc.server")
 class ModelPool:
     """The models of a server, by name.
 
-    entries: the models, the default one first. observer: returns the observer for the requests of a
-    model, by its name. closing: the error for new requests once the server is shutting down.
+    entries: the models, the default one first. Each change makes a new mapping, because clients may
+    add and delete models while another request goes through them. observer: returns the observer
+    for the requests of a model, by its name. closing: the error for new requests once the server is
+    shutting down.
     """
 
     def __init__(
         self, config: ServerConfig, entries: Iterable[Entry], observer: Callable[[str], Observer]
     ) -> None:
         self.config = config
-        self.entries = {entry.source.name: entry for entry in entries}
+        self.entries: Mapping[str, Entry] = {entry.source.name: entry for entry in entries}
         self.closing: ApiError | None = None
         self._observer = observer
         self._changed = asyncio.Condition()
@@ -141,15 +143,18 @@ class ModelPool:
 
     def add(self, source: ModelSource) -> None:
         """Offer a model, in place of one of the same name. Raises ZincError without its file."""
-        self.entries[source.name] = Entry(source)
+        self.entries = {**self.entries, source.name: Entry(source)}
 
     def forget(self, entry: Entry) -> None:
         """Offer a model no longer; the last one stays."""
         if len(self.entries) > 1:
-            del self.entries[entry.source.name]
+            self.entries = {name: e for name, e in self.entries.items() if e is not entry}
 
     def keep(self, entry: Entry, ttl_s: float) -> None:
-        """Unload a model after `ttl_s` idle seconds; infinity keeps it loaded."""
+        """Unload a model after `ttl_s` idle seconds; infinity keeps it loaded.
+
+        The time of the server applies again when the model has been unloaded.
+        """
         entry.ttl_s = ttl_s
         if self._janitor is None:
             self._janitor = asyncio.create_task(self._unload_idle())
@@ -321,7 +326,7 @@ class ModelPool:
         """Unload a model. Cancelling the caller does not stop this."""
         if entry.model is not None:
             entry.unloading = asyncio.create_task(self._free(entry, entry.model))
-            entry.model, entry.state = None, State.UNLOADED
+            entry.model, entry.state, entry.ttl_s = None, State.UNLOADED, None
         if entry.unloading is not None:
             await asyncio.shield(entry.unloading)
 

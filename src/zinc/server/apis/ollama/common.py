@@ -5,6 +5,7 @@ https://docs.ollama.com/api. Streams are JSON objects, one per line. Durations a
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -147,6 +148,8 @@ def keep_alive_seconds(value: float | str | None) -> float | None:
         return None
     try:
         seconds = float(value) if not isinstance(value, str) else _duration(value)
+        if math.isnan(seconds):
+            raise ValueError(value)
     except ValueError:
         raise invalid(
             "keep_alive",
@@ -162,7 +165,8 @@ def _duration(text: str) -> float:
     try:
         return sign * float(rest)
     except ValueError:
-        pass
+        if not rest:
+            raise
     seconds = 0.0
     while rest:
         digits = len(rest) - len(rest.lstrip("0123456789."))

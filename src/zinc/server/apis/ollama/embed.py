@@ -1,9 +1,11 @@
-"""POST /api/embed and the older /api/embeddings: texts to vectors of length 1."""
+"""POST /api/embed and the older /api/embeddings: texts to vectors of length 1.
+
+As in Ollama, a request without text loads the model and has no vectors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -67,7 +69,7 @@ async def embed(service: Service, request: Request) -> Response:
 
     def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
         counts = {**clock.durations(), "prompt_eval_count": tokens}
-        rows = embeddings_of(pools, fields.dimensions)
+        rows = embeddings_of(pools, fields.dimensions) if pools else ()
         yield encode_json({"model": model.name, **counts})[:-1]
         yield b',"embeddings":%b}' % json_rows(rows, "float")
 
@@ -80,8 +82,8 @@ async def embeddings(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, EmbeddingsFields)
 
     def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
-        (row,) = embeddings_of(pools)
-        yield b'{"embedding":%b}' % json_row(row, "float")
+        row = json_row(embeddings_of(pools)[0], "float") if pools else b"[]"
+        yield b'{"embedding":%b}' % row
 
     return await _answer(
         service, request, fields, fields.prompt, "prompt", _check_pooling, body, "end"
@@ -98,7 +100,11 @@ async def _answer(
     body: Callable[[LoadedModel, list[Pooled], int], Iterable[bytes]],
     truncate: Truncate | None,
 ) -> Response:
-    encode = partial(encode_texts, texts=texts, param=param, parse_special=False, truncate=truncate)
+    def encode(model: LoadedModel) -> list[list[int]]:
+        if not texts:
+            return []
+        return encode_texts(model, texts, param, parse_special=False, truncate=truncate)
+
     name = own_name(service.pool, fields.model)
     return await answer_embeddings(service, request, name, fields.priority, check, encode, body)
 

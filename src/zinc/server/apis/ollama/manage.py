@@ -113,7 +113,8 @@ async def pull_model(service: Service, request: Request) -> Response:
             path = pull(model, tell)
         finally:
             loop.call_soon_threadsafe(events.put_nowait, None)
-        loop.call_soon_threadsafe(service.pool.add, ModelSource(name, path))
+        offered = _offer_download(service, ModelSource(name, path))
+        asyncio.run_coroutine_threadsafe(offered, loop).result()
 
     task = loop.run_in_executor(None, work)
 
@@ -252,7 +253,7 @@ def _base(service: Service, name: str) -> ModelSource:
     Paths are refused, since clients must not open files. Raises ApiError 404.
     """
     own = own_name(service.pool, name)
-    if own in service.pool.entries:
+    if own is not None and own in service.pool.entries:
         return service.pool.entries[own].source
     model = registry_name(name)
     if isinstance(parse(model), FileName):
@@ -262,6 +263,16 @@ def _base(service: Service, name: str) -> ModelSource:
     except ZincError as error:
         code = "model_not_found"
         raise ApiError(404, error.what, error.why, error.hint, code=code) from None
+
+
+async def _offer_download(service: Service, source: ModelSource) -> None:
+    """Offer a downloaded model. One that has not changed since the last download stays loaded.
+
+    Raises ApiError 409 if an older one of the same name is in use.
+    """
+    old = service.pool.entries.get(source.name)
+    if old is None or not old.source.is_file or old.path != resolve_model(source.path):
+        await _offer(service, source)
 
 
 async def _offer(service: Service, source: ModelSource) -> None:

@@ -107,13 +107,16 @@ TABLE: dict[str, ForeignField] = {
     ),
     "ebnf": renamed("SGLang", "grammar"),
     "grammar_string": renamed("text-generation-webui", "grammar"),
-    "format": mapped("Ollama", "`json_schema`; \"json\" is any object", values.json_form),
+    "format": mapped(
+        "Ollama", "`json_schema`; \"json\" is any object, \"\" no format", values.json_form
+    ),
     "output_format": mapped("Anthropic (beta)", "`output_config.format`", values.output_format),
     # prompts
     "documents": mapped("vLLM", "`chat_template_kwargs.documents`", values.documents),
     "chat_template": neutral("vLLM, SGLang", "templates come from the model or --chat-template"),
     "truncate_prompt_tokens": neutral("vLLM", "prompts are not truncated"),
     "truncate": neutral("TGI, Ollama", "prompts are not truncated", True, False),
+    "shift": neutral("Ollama", "use context_shift", True, False),
     "prompt_truncate_len": neutral("Fireworks", "prompts are not truncated"),
     # fields that would change the answer and are not supported
     "use_beam_search": neutral("vLLM", "there is no beam search", False),

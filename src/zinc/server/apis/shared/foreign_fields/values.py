@@ -116,8 +116,9 @@ def documents(body: TranslatedBody, name: str, value: Json) -> None:
 
 
 def json_form(body: TranslatedBody, name: str, value: Json) -> None:
-    """Translate Ollama's `format`: a JSON schema, or "json"."""
-    body.put(name, "json_schema", {"type": "object"} if value in ("json", "") else value)
+    """Translate Ollama's `format`: a JSON schema, "json", or "" for none."""
+    if value != "":  # older clients always send the field
+        body.put(name, "json_schema", {"type": "object"} if value == "json" else value)
 
 
 def choice(body: TranslatedBody, name: str, value: Json) -> None:
