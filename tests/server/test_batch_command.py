@@ -229,6 +229,22 @@ def test_an_interrupt_ends_the_run_and_says_how_to_go_on(tmp_path: Path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (130, "")
-    assert "the same command goes on" in err
+    assert f"{output} keeps the rows that are done, and the same command goes on" in err
     assert "Traceback" not in err
     assert 0 < len(read(output)) < len(lines)
+
+
+def test_an_interrupt_before_the_model_is_loaded_says_what_is_kept(
+    tmp_path: Path, capsys, monkeypatch
+):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("zinc.cli.batch._application", interrupt)
+    source, output = write(tmp_path / "in.jsonl", [story(0)]), tmp_path / "out.jsonl"
+    assert batch(source, output) == 130
+    assert "before a row was done; the same command starts again" in capsys.readouterr().err
+    with Journal(output) as journal:
+        journal.append(rows.answer_line("row-1", Reply(200, "req_1", {})))
+    assert batch(source, output) == 130
+    assert f"interrupted; {output} keeps the rows that are done" in capsys.readouterr().err

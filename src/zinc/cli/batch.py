@@ -86,31 +86,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     serve.check_installed("batch")
     source, output = Path(args.input), Path(args.output)
+    progress = _Progress()
+    application: Application | None = None
     try:
-        with source.open("rb"):  # a missing input is found before the model is loaded
-            pass
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise RequestError(f"cannot read {source}", why, next_step(error)) from error
-    if output.exists() and output.samefile(source):
-        raise RequestError("input and output are the same file", "", "name another output file")
-    application = _application(args)
-
-    with _journal(output, args.retry_failed) as journal:
-        progress = _Progress()
-        try:
+        _check_files(source, output)
+        application = _application(args)
+        with _journal(output, args.retry_failed) as journal:
             found = asyncio.run(_run(args, application, journal, progress))
-        except KeyboardInterrupt:
-            progress.close()
-            print(
-                "zinc: interrupted; the same command goes on with the rows that are missing",
-                file=sys.stderr,
-            )
-            sys.stderr.flush()
-            if application.pool and not application.pool.loads_end_within(_LOAD_END_S):
-                # A thread that comes back from native code while the interpreter ends would abort.
-                os._exit(_INTERRUPTED)
-            return _INTERRUPTED
+    except KeyboardInterrupt:
+        progress.close()
+        print(_interrupted(output), file=sys.stderr, flush=True)
+        pool = None if application is None else application.pool
+        if pool and not pool.loads_end_within(_LOAD_END_S):
+            # A thread that comes back from native code while the interpreter ends would abort.
+            os._exit(_INTERRUPTED)
+        return _INTERRUPTED
     if found.failed:
         print(
             f"zinc: {found.failed:,} of {found.done:,} rows failed; {output} has their errors, and "
@@ -118,6 +108,32 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 1 if found.failed else 0
+
+
+def _check_files(source: Path, output: Path) -> None:
+    """Raise RequestError if the input cannot be read or is the output: before a model is loaded."""
+    try:
+        with source.open("rb"):
+            pass
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise RequestError(f"cannot read {source}", why, next_step(error)) from error
+    if output.exists() and output.samefile(source):
+        raise RequestError("input and output are the same file", "", "name another output file")
+
+
+def _interrupted(output: Path) -> str:
+    """Return a line that says what an interrupted run keeps, and how to go on."""
+    try:
+        is_begun = output.stat().st_size > 0
+    except OSError:
+        is_begun = False
+    if not is_begun:
+        return "zinc: interrupted before a row was done; the same command starts again"
+    return (
+        f"zinc: interrupted; {output} keeps the rows that are done, and the same command goes on "
+        "with the rows that are missing"
+    )
 
 
 def _journal(output: Path, retry_failed: bool) -> Journal:
