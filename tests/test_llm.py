@@ -252,6 +252,10 @@ def test_the_public_names_are_fixed():
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
+def user(content: object) -> list[dict[str, object]]:
+    return [{"role": "user", "content": content}]
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -292,6 +296,20 @@ HELLO = [{"role": "user", "content": "Hello"}]
         (lambda llm: llm.generate([5] * 5000), RequestError, "with a larger `context=`"),
         (lambda llm: llm.logits([5] * 5000), RequestError, "with a larger `context=`"),
         (lambda llm: llm.perplexity("hi"), RequestError, "a smaller `window=`"),
+        (lambda llm: llm.perplexity("hi", window="x"), RequestError, "window is a str"),
+        (lambda llm: llm.perplexity(5), RequestError, "text is an int: it must be a str or"),
+        (lambda llm: llm.logits("hi"), RequestError, "ids is a str: it must be a list of token"),
+        (lambda llm: llm.generate([1, 2.5]), RequestError, "has a float at index 1: token ids"),
+        (lambda llm: llm.generate([None]), RequestError, "the prompt is None: it must be"),
+        (lambda llm: llm.embed(5), RequestError, "texts is an int: it takes a text or several"),
+        (lambda llm: llm.embed("x", dimensions="x"), RequestError, "dimensions is a str"),
+        (lambda llm: llm.generate("x", lora=[0]), RequestError, "lora is a list: it takes a dict"),
+        (lambda llm: llm.set_lora_scales({0: "x"}), RequestError, "adapter 0 is a str"),
+        (lambda llm: llm.chat(HELLO, tools=5), RequestError, "tools is an int: it takes a list"),
+        (lambda llm: llm.chat(HELLO, tools=["x"]), RequestError, r"tools\[0\] is a str: a tool"),
+        (lambda llm: llm.chat(user(5)), RequestError, r"messages\[0\].content is an int: it takes"),
+        (lambda llm: llm.chat(user(None)), RequestError, r"messages\[0\] has no content"),
+        (lambda llm: llm.chat(user(["x"])), RequestError, r"\[0\] is not a part with a type. Wr"),
     ],
 )
 def test_wrong_arguments_raise_errors_about_python_arguments(llm, call, error, message):
@@ -320,12 +338,25 @@ def test_an_image_is_an_error_that_says_that_the_model_takes_text(llm, message, 
             call(conversation)
 
 
+def test_parts_of_text_are_one_text_for_templates_that_take_strings(llm):
+    parts = [{"type": "text", "text": "Hi"}, {"type": "input_text", "text": "you"}]
+    assert llm.render(user(parts)) == llm.render(user("Hi\nyou"))
+    begun = [*HELLO, {"role": "assistant", "content": parts[:1]}]
+    ids = llm.render(begun, continue_final_message=True)
+    assert llm.tokenizer.decode(ids).endswith("Hi")
+    data = [{"role": "tool", "content": {"celsius": 5}}]
+    with LLM(backend="ref", context=256, chat_template="{{ messages[0].content.celsius }}") as own:
+        assert own.render(data) == own.tokenizer.encode("5")
+
+
 def test_parts_that_a_template_takes_and_empty_lists_of_images_are_accepted():
     source = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
     parts = [{"type": "text", "text": "Hi"}, {"type": "thinking", "text": " you"}]
     with LLM(backend="ref", context=256, chat_template=source) as llm:
         ids = llm.render([{"role": "user", "content": parts, "images": [], "image": None}])
         assert ids == llm.tokenizer.encode("Hi you")
+        parts[1]["type"] = "text"  # such a template would leave a text out
+        assert llm.render(user(parts)) == ids
 
 
 @pytest.mark.parametrize(
@@ -337,6 +368,10 @@ def test_parts_that_a_template_takes_and_empty_lists_of_images_are_accepted():
         ({"cache_dir": 5}, "cache_dir is an int: it takes the path of a folder"),
         ({"lora": 5}, "lora is an int: it takes the path of a file, a list of paths, or a dict"),
         ({"lora": [5]}, "a path in lora is an int"),
+        ({"lora": {"a.gguf": "1"}}, "the scale of a.gguf in lora is a str: it takes a number"),
+        ({"prefix_cache": "no"}, "prefix_cache is a str: it is True or False"),
+        ({"chat_template": 5}, "chat_template is an int: it takes the source of a Jinja template"),
+        ({"progress": 5}, "progress is an int: it takes a function of the number of bytes loaded"),
         ({"rope": "yarn"}, r"rope is a str: it takes a RopeScaling. Write rope=RopeScaling\("),
         ({"rope": 2.0}, "rope is a float"),
         ({"device_map": "auto"}, r"device_map is a str: .* Write device_map=DeviceMap\("),

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from zinc.chat.messages import TEXT_PARTS, text_of
 from zinc.chat.template import ChatTemplate
-from zinc.core.errors import RequestError, UnsupportedError
+from zinc.core.errors import RequestError, UnsupportedError, with_article
 from zinc.engine.load.options import AdapterOption
 from zinc.engine.sampling import SamplingParams
 from zinc.models.parts.context import RopeScaling
@@ -38,6 +39,7 @@ _MEDIA = (
     "image", "images", "image_url", "audio", "audios", "audio_url", "video", "videos", "video_url",
 )  # fmt: skip
 _MEDIA_TYPES = (*_MEDIA, "input_image", "input_audio", "file", "input_file")
+_SPEAKERS = ("system", "developer", "user", "assistant")  # their content is text
 _OTHER_ROLES = ("function", "ipython", "model", "observation")
 
 
@@ -58,7 +60,7 @@ def sampling_params(
         )
     if not isinstance(params, SamplingParams | None):
         raise RequestError(
-            f"params is {_with_article(params)}",
+            f"params is {with_article(params)}",
             "sampling is described by SamplingParams",
             "write SamplingParams(max_tokens=100), or pass the fields as keywords: max_tokens=100",
         )
@@ -89,12 +91,33 @@ def check_file(name: str, value: object, text: str = "the path of a file") -> No
     """Raise RequestError if the argument `name` of `LLM` is neither `text` nor None."""
     if not isinstance(value, str | os.PathLike | None):
         raise RequestError(
-            f"{name} is {_with_article(value)}", f"it takes {text}, as a str or a Path"
+            f"{name} is {with_article(value)}", f"it takes {text}, as a str or a Path"
         )
 
 
-def check_load(rope: object, device_map: object, options: object) -> None:
+def check_load(
+    rope: object,
+    device_map: object,
+    options: object,
+    prefix_cache: object,
+    chat_template: object,
+    progress: object,
+) -> None:
     """Raise RequestError if one of these arguments of `LLM` has the wrong type."""
+    if not isinstance(prefix_cache, bool):
+        raise RequestError(f"prefix_cache is {with_article(prefix_cache)}", "it is True or False")
+    if not isinstance(chat_template, str | None):
+        raise RequestError(
+            f"chat_template is {with_article(chat_template)}",
+            "it takes the source of a Jinja template",
+            "write chat_template=Path(FILE).read_text(), or leave it out",
+        )
+    if progress is not None and not callable(progress):
+        raise RequestError(
+            f"progress is {with_article(progress)}",
+            "it takes a function of the number of bytes loaded and the total",
+            "write progress=lambda done, total: print(done, total), or leave it out",
+        )
     for name, value, kind, example in (
         ("rope", rope, RopeScaling, 'RopeScaling("yarn", 4.0)'),
         ("device_map", device_map, DeviceMap, "DeviceMap(gpu_layers=20)"),
@@ -102,14 +125,14 @@ def check_load(rope: object, device_map: object, options: object) -> None:
     ):
         if value is not None and not isinstance(value, kind):
             raise RequestError(
-                f"{name} is {_with_article(value)}",
+                f"{name} is {with_article(value)}",
                 f"it takes a {'dict' if kind is Mapping else kind.__name__}",
                 f"write {name}={example}, or leave it out",
             )
     for name, value in options.items() if isinstance(options, Mapping) else ():
         if not isinstance(value, str):
             raise RequestError(
-                f"the backend option {name!r} is {_with_article(value)}",
+                f"the backend option {name!r} is {with_article(value)}",
                 "values of options are texts",
                 f'write "{str(value).lower()}"',
             )
@@ -126,14 +149,61 @@ def adapter_options(lora: LoraFiles) -> tuple[AdapterOption, ...]:
         lora = [lora]
     if not isinstance(lora, Mapping | Sequence):
         raise RequestError(
-            f"lora is {_with_article(lora)}",
+            f"lora is {with_article(lora)}",
             "it takes the path of a file, a list of paths, or a dict with the scale of each",
         )
     for path in lora:
         check_file("a path in lora", path)
     if not isinstance(lora, Mapping):
         return tuple(AdapterOption(Path(path).expanduser()) for path in lora)
+    for path, scale in lora.items():
+        if not isinstance(scale, Real):
+            raise RequestError(
+                f"the scale of {path} in lora is {with_article(scale)}", "it takes a number"
+            )
     return tuple(AdapterOption(Path(p).expanduser(), float(x)) for p, x in lora.items())
+
+
+def check_scales(name: str, scales: object) -> None:
+    """Raise RequestError if `scales`, the argument `name`, is neither a dict of numbers nor None.
+
+    scales: of LoRA adapters, by id.
+    """
+    if not isinstance(scales, Mapping | None):
+        raise RequestError(
+            f"{name} is {with_article(scales)}",
+            "it takes a dict with the scale of each LoRA adapter by its id",
+            "write {0: 1.0}",
+        )
+    for id, scale in (scales or {}).items():
+        if not isinstance(scale, Real):
+            raise RequestError(
+                f"the scale of the adapter {id} is {with_article(scale)}", "it takes a number"
+            )
+
+
+def check_number(name: str, value: object) -> None:
+    """Raise RequestError if the argument `name` is neither a whole number nor None."""
+    if not isinstance(value, Integral | None):
+        raise RequestError(f"{name} is {with_article(value)}", "it takes a whole number")
+
+
+def prompt_ids(
+    ids: object, what: str = "the prompt", form: str = "a str or a list of token ids"
+) -> list[int]:
+    """Return token ids as a list. Raises RequestError if they are not ids, or no list.
+
+    what, form: the argument and what it takes, named in errors.
+    """
+    if isinstance(ids, Mapping | bytes | str) or not isinstance(ids, Iterable):
+        raise RequestError(f"{what} is {with_article(ids)}", f"it must be {form}")
+    items = list(ids)
+    for i, id in enumerate(items):
+        if not isinstance(id, Integral):
+            raise RequestError(
+                f"{what} has {with_article(id)} at index {i}", "token ids are whole numbers"
+            )
+    return items
 
 
 def is_one_prompt(prompt: object) -> bool:
@@ -145,7 +215,7 @@ def is_one_prompt(prompt: object) -> bool:
         return True
     if isinstance(prompt, Mapping | bytes) or not hasattr(prompt, "__getitem__"):
         raise RequestError(
-            f"the prompt is {_with_article(prompt)}",
+            f"the prompt is {with_article(prompt)}",
             "it must be a str, a list of token ids, or several",
         )
     items = cast("Sequence[object]", prompt)
@@ -175,7 +245,7 @@ def check_messages(messages: object, template: ChatTemplate) -> None:
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(
-            f"messages is {_with_article(messages)}",
+            f"messages is {with_article(messages)}",
             "a conversation is a list of messages",
             'write chat([{"role": "user", "content": "Hello"}]), or generate(text) for plain text',
         )
@@ -184,7 +254,7 @@ def check_messages(messages: object, template: ChatTemplate) -> None:
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise RequestError(
-                f"messages[{i}] is {_with_article(message)}",
+                f"messages[{i}] is {with_article(message)}",
                 'a message is a dict with a "role" and a "content"',
             )
         if "role" not in message:
@@ -198,6 +268,57 @@ def check_messages(messages: object, template: ChatTemplate) -> None:
                 f"write {near[0]!r}" if near else "",
             )
         _check_text_only(message, f"messages[{i}]")
+
+
+def check_tools(tools: object) -> None:
+    """Raise RequestError if `tools` is neither a list of dicts nor None."""
+    if tools is None:
+        return
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
+        raise RequestError(f"tools is {with_article(tools)}", "it takes a list of tools")
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise RequestError(
+                f"tools[{i}] is {with_article(tool)}",
+                "a tool is a dict that describes a function, as in OpenAI's API",
+            )
+
+
+def with_text(
+    messages: Sequence[Mapping[str, Any]], template: ChatTemplate
+) -> Sequence[Mapping[str, Any]]:
+    """Return `messages` with parts of text joined to one text, as most templates want it.
+
+    Content with parts that are not text is left to the template, and so is data in the message of
+    a tool. Raises RequestError for content that is neither text nor parts.
+    """
+    return [_with_text(each, f"messages[{i}]", template) for i, each in enumerate(messages)]
+
+
+def _with_text(message: Mapping[str, Any], where: str, template: ChatTemplate) -> Mapping[str, Any]:
+    content = message.get("content")
+    role = message["role"]
+    if isinstance(content, str) or role not in _SPEAKERS:
+        return message
+    if content is None:
+        if role == "assistant":  # it may have calls alone
+            return message
+        raise RequestError(f"{where} has no content", "a message has a text")
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise RequestError(
+            f"{where}.content is {with_article(content)}", "it takes a text or a list of parts"
+        )
+    for i, part in enumerate(content):
+        if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+            raise RequestError(
+                f"{where}.content[{i}] is not a part with a type",
+                "",
+                'write {"type": "text", "text": "Hello"}, or give the content as one text',
+            )
+    if any(part["type"] not in TEXT_PARTS for part in content):
+        return message
+    text = text_of(content, f"{where}.content")
+    return {**message, "content": text} if template.takes_text else message
 
 
 def _check_text_only(message: Mapping[str, object], where: str) -> None:
@@ -238,11 +359,3 @@ def _nearest(name: str) -> str:
     """Return a question that suggests the most similar field, or nothing."""
     near = get_close_matches(name, sorted(SAMPLING_FIELDS), 1, 0.8)
     return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _with_article(value: object) -> str:
-    """Return the type of a value as an error names it: "a dict"."""
-    if value is None:
-        return "None"
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

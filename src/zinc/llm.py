@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from functools import cached_property
 from pathlib import Path
@@ -37,15 +37,20 @@ from zinc.arguments import (
     check_file,
     check_load,
     check_messages,
+    check_number,
+    check_scales,
+    check_tools,
     is_conversation,
     is_one_prompt,
+    prompt_ids,
     sampling_params,
     take_sampling,
+    with_text,
 )
 from zinc.backends import api
 from zinc.chat import renderer
 from zinc.chat.template import ChatTemplate
-from zinc.core.errors import RequestError
+from zinc.core.errors import RequestError, with_article
 from zinc.engine.constraint import Thinking
 from zinc.engine.engine import Engine
 from zinc.engine.limits import check_embeds, check_generates, check_ranks
@@ -142,7 +147,7 @@ class LLM:
         check_file("model", model, "the path of a model file, or a name such as qwen3:8b")
         check_file("draft", draft, "the path of a model file, or a name such as qwen3:8b")
         check_file("cache_dir", cache_dir, "the path of a folder")
-        check_load(rope, device_map, options)
+        check_load(rope, device_map, options, prefix_cache, chat_template, progress)
         settings = settings_of(model)
         for note in settings.notes:
             log.warning("%s", note)
@@ -225,6 +230,7 @@ class LLM:
 
         Raises RequestError for an id without an adapter.
         """
+        check_scales("scales", scales)
         self.model.set_adapter_scales(scales)
 
     @property
@@ -385,7 +391,8 @@ class LLM:
         UnsupportedError for an image or other media.
         """
         check_messages(messages, self.template)
-        messages = self.settings.conversation(messages)
+        check_tools(tools)
+        messages = self.settings.conversation(with_text(messages, self.template))
         return self.template.encode(self.tokenizer, messages, tools=tools, **template_args)
 
     def _request(
@@ -398,6 +405,7 @@ class LLM:
     ) -> Request:
         """Return `prompt` and its settings as a request to the engine."""
         self.model.check_open()
+        check_scales("lora", lora)
         if not isinstance(thinking, Thinking | None):
             raise RequestError(
                 f"thinking is {thinking!r}",
@@ -423,7 +431,7 @@ class LLM:
         """Return token ids unchanged, or the ids of a text. Raises TextTooLongError."""
         if isinstance(text, str):
             return self.tokenizer.encode(text, limit=self.context)
-        return list(text)
+        return prompt_ids(text)
 
     def dry_breakers(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Return the DRY breakers of `params` as token ids; none if DRY is off."""
@@ -455,6 +463,9 @@ class LLM:
                 "an embedding is one row for each of them",
                 "choose mean, cls or last",
             )
+        check_number("dimensions", dimensions)
+        if not isinstance(texts, Iterable):
+            raise RequestError(f"texts is {with_article(texts)}", "it takes a text or several")
         worker = self.model.worker
         prompts = [self._ids_of(text) for text in ([texts] if isinstance(texts, str) else texts)]
         pools = [self.text_pool(how) for _ in prompts]
@@ -513,7 +524,7 @@ class LLM:
 
         Raises RequestError if there are more tokens than the context holds, or an unknown id.
         """
-        return scoring.logits(self.model, list(ids))
+        return scoring.logits(self.model, prompt_ids(ids, "ids", "a list of token ids"))
 
     def perplexity(
         self,
@@ -529,7 +540,8 @@ class LLM:
         RequestError if the text is shorter than one window.
         """
         self.model.check_open()
-        ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+        check_number("window", window)
+        ids = self.tokenizer.encode(text) if isinstance(text, str) else prompt_ids(text, "text")
         bos = self.tokenizer.bos_id if self.tokenizer.add_bos else None
         return scoring.perplexity(self.model, ids, window, bos, progress)
 

@@ -21,8 +21,8 @@ from zinc.chat.template import REASONING_KEYS, Message
 from zinc.chat.traits import TemplateTraits
 from zinc.core.errors import RequestError, UnsupportedError
 
-_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+ROLES = ("system", "developer", "user", "assistant", "tool")
 _SYSTEM = ("system", "developer")
 _ALPHANUMERIC = string.digits + string.ascii_letters
 
@@ -65,7 +65,7 @@ def with_tools(
 def text_of(content: object, where: str) -> str:
     """Return the text of a message's `content`; parts are joined with line breaks.
 
-    where: the message, named in errors. Raises RequestError for an invalid form, and
+    where: the field, named in errors. Raises RequestError for an invalid form, and
     UnsupportedError for parts that are not text.
     """
     if content is None:
@@ -73,18 +73,18 @@ def text_of(content: object, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
-        raise RequestError(f"{where}.content is neither text nor a list of parts")
+        raise RequestError(f"{where} is neither text nor a list of parts")
     texts = []
     for i, part in enumerate(content):
         if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
-            raise RequestError(f"{where}.content[{i}] is not a part with a type")
-        key = _TEXT_PARTS.get(part["type"])
+            raise RequestError(f"{where}[{i}] is not a part with a type")
+        key = TEXT_PARTS.get(part["type"])
         if key is None:
             raise UnsupportedError(
-                f"{where}.content[{i}] is of the type {part['type']!r}", "only text is supported"
+                f"{where}[{i}] is of the type {part['type']!r}", "only text is supported"
             )
         if not isinstance(part.get(key), str):
-            raise RequestError(f"{where}.content[{i}].{key} is not text")
+            raise RequestError(f"{where}[{i}].{key} is not text")
         texts.append(part[key])
     return "\n".join(texts)
 
@@ -93,18 +93,19 @@ def _message(message: Message, where: str, traits: TemplateTraits) -> dict[str, 
     if not isinstance(message, Mapping):
         raise RequestError(f"{where} is not an object")
     role = message.get("role")
-    if role not in _ROLES:
-        raise RequestError(f"{where}.role is {role!r}", f"it must be one of {', '.join(_ROLES)}")
+    if role not in ROLES:
+        raise RequestError(f"{where}.role is {role!r}", f"it must be one of {', '.join(ROLES)}")
     prepared = {key: value for key, value in message.items() if key not in REASONING_KEYS}
     prepared["role"] = "system" if role in _SYSTEM else role
-    prepared["content"] = text_of(message.get("content"), where)
+    prepared["content"] = text_of(message.get("content"), f"{where}.content")
     if role != "assistant":
         return prepared
-    reasoning = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
+    key = next((key for key in REASONING_KEYS if message.get(key)), None)
+    reasoning = None if key is None else text_of(message[key], f"{where}.{key}")
     if calls := message.get("tool_calls"):
         prepared["tool_calls"] = _calls(calls, where, traits)
         if reasoning and prepared["content"] and not traits.reasoning_with_content:
-            reasoning = f"{text_of(reasoning, where)}\n\n{prepared['content']}"
+            reasoning = f"{reasoning}\n\n{prepared['content']}"
             prepared["content"] = ""
         if not traits.content_with_calls:  # the template renders either content or calls
             prepared["content"] = ""
@@ -113,7 +114,7 @@ def _message(message: Message, where: str, traits: TemplateTraits) -> dict[str, 
     else:
         prepared.pop("tool_calls", None)
     if reasoning and traits.reasoning_key is not None:
-        prepared[traits.reasoning_key] = text_of(reasoning, where)
+        prepared[traits.reasoning_key] = reasoning
     return prepared
 
 

@@ -15,12 +15,13 @@ from typing import Any
 from zinc.chat.format import ChatFormat
 from zinc.chat.formats import detect
 from zinc.chat.renderer import SHARED, Renderer, RenderError
-from zinc.core.errors import RequestError, TemplateError
+from zinc.core.errors import RequestError, TemplateError, with_article
 from zinc.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 Value = Any  # plain data: None, booleans, numbers, text, and lists, tuples and mappings of these
 
+_PROBE = "probe_question"
 _MAX_SOURCE_CHARS = 1 << 20
 _OTHER_MESSAGES = "change the messages, or continue plain text with {raw}"
 _OTHER_TEMPLATE = "give another one with {chat_template}, or continue plain text with {raw}"
@@ -91,6 +92,19 @@ class ChatTemplate:
     def format(self) -> ChatFormat:
         """The format of answers to prompts of this template."""
         return detect(self.source)
+
+    @cached_property
+    def takes_text(self) -> bool:
+        """Whether content can be text. Some templates read parts only, and leave text out.
+
+        Raises StoppedError if a test rendering takes too much time or memory.
+        """
+        try:
+            return _PROBE in self.render([{"role": "user", "content": _PROBE}])
+        except StoppedError:
+            raise
+        except TemplateError:  # about the conversation, such as a missing system prompt
+            return True
 
     def render(
         self,
@@ -280,4 +294,4 @@ def _plain(value: Value, shield: Callable[[str], str]) -> Value:
         return int(value)
     if isinstance(value, float):
         return float(value)
-    raise _NotPlainError(f"a {type(value).__name__}")
+    raise _NotPlainError(with_article(value))

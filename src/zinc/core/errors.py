@@ -69,6 +69,14 @@ def next_step(error: OSError) -> str:
             return ""
 
 
+def with_article(value: object) -> str:
+    """Return the type of a value as an error names it: "a dict"."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def _argument(setting: re.Match[str]) -> str:
     """Return a setting as a Python argument."""
     name, value = setting[1], setting[2]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 
-from zinc.core.errors import RequestError, UnsupportedError
+from zinc.core.errors import RequestError, UnsupportedError, with_article
 from zinc.core.native import is_panic
 from zinc.engine.constraint import Constraint
 from zinc.engine.sampling.allowed import Words
@@ -67,7 +67,7 @@ class Grammars:
         supported, and UnsupportedError if llguidance is not installed.
         """
         if kind not in get_args(Kind):
-            given = repr(kind) if isinstance(kind, str) else f"a {type(kind).__name__}"
+            given = repr(kind) if isinstance(kind, str) else with_article(kind)
             raise RequestError(
                 f"{given} is no kind of constraint",
                 "the kinds are json_schema, json_object, regex and grammar",
@@ -152,8 +152,8 @@ def start_constraints(
         return [constraint.start() for _ in range(n)]
     if not all(hasattr(constraint, name) for name in ("mask", "accept", "forced", "allows")):
         raise RequestError(
-            f"a {type(constraint).__name__} is not a constraint",
-            "constraint is a JSON schema, a Pydantic model or what LLM.constraint returns",
+            f"constraint is {with_article(constraint)}",
+            "it takes a JSON schema, a Pydantic model or what LLM.constraint returns",
         )
     if n > 1:
         raise RequestError(

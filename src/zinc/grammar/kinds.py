@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
-from zinc.core.errors import RequestError
+from zinc.core.errors import RequestError, with_article
 
 Kind: TypeAlias = Literal["json_schema", "json_object", "regex", "grammar", "rules"]
 Source: TypeAlias = str | Mapping[str, Any] | bool | None
 
 MAX_SOURCE_CHARACTERS = 1 << 20
+
+# Parts of llguidance's error messages.
+_ANNOUNCED, _REASON = "regex parse error:", "error: "
+_PLACE = re.compile(r"^at \d+\(\d+\): ")
 
 
 def source_text(kind: Kind, source: Source) -> str:
@@ -44,16 +49,28 @@ def source_text(kind: Kind, source: Source) -> str:
 def _mapping(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"it contains a {type(value).__name__}, which is not JSON")
+    raise TypeError(f"it contains {with_article(value)}, which is not JSON")
 
 
 def refused(kind: Kind, why: str) -> RequestError:
     """Return the error for a source that is not valid or not supported."""
     name = {"json_schema": "JSON schema", "regex": "regular expression"}.get(kind, "grammar")
-    return RequestError(f"the {name} cannot be followed", first_line(why))
+    line = first_line(why)
+    if kind == "regex":  # the place is one in llguidance's grammar around the expression
+        line = _PLACE.sub("", line)
+    return RequestError(f"the {name} cannot be followed", line)
 
 
 def first_line(text: str) -> str:
-    """Return the first line of an error message of llguidance."""
+    """Return the first line of an error message of llguidance, with the reason it announces.
+
+    A regular expression that cannot be parsed is shown on lines of its own before the reason.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0][:300] if lines else "llguidance gives no reason"
+    if not lines:
+        return "llguidance gives no reason"
+    first = lines[0][:300]
+    reason = next((line for line in lines if line.startswith(_REASON)), None)
+    if reason is None or not first.endswith(_ANNOUNCED):
+        return first
+    return first.removesuffix(_ANNOUNCED) + reason.removeprefix(_REASON)

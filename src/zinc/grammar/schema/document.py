@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urldefrag, urljoin
 
-from zinc.core.errors import RequestError
+from zinc.core.errors import RequestError, with_article
 
 Json: TypeAlias = Any
 
@@ -84,7 +84,7 @@ def checked(value: Json) -> Json:
                 return {_checked_text(key): copy(each, depth + 1) for key, each in value.items()}
             case list() | tuple():
                 return [copy(each, depth + 1) for each in value]
-        raise SchemaError(f"it contains a {type(value).__name__}, which is not JSON")
+        raise SchemaError(f"it contains {with_article(value)}, which is not JSON")
 
     return copy(value, 0)
 
