@@ -13,6 +13,7 @@ import pytest
 from serving import MODEL, TIME, WEATHER, Running, running
 
 from zinc import LLM, SamplingParams
+from zinc.engine.load.settings import ModelSettings
 from zinc.grammar.pattern import terminals
 from zinc.server.config import ModelSource
 
@@ -560,6 +561,18 @@ def test_an_unknown_model_is_not_found(settings, named):
         assert error.code == "model_not_found"
         assert all(name in error.message for name in named)
         assert create(client, model=named[-1], max_tokens=1).model == named[-1]
+
+
+def test_errors_count_the_messages_of_the_request_and_not_those_of_a_modelfile():
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+    settings = ModelSettings(system="Be brief.", messages=({"role": "user", "content": "Hi"},))
+    with (
+        running(models=(ModelSource(MODEL, None, settings),)) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        error = refused(client, messages=[{"role": "user", "content": [image]}])
+        assert error.param == "messages[0].content[0]"
+        assert "messages[0].content[0] is of the type 'image_url'" in error.message
 
 
 def test_models(client):

@@ -16,6 +16,10 @@ from zinc.server.apis.shared.chat.prompt import truncations
 SUM = "Tom has 3 apples and buys 4 more. How many apples has he?"
 ASK = "What is the weather in Paris?"
 TOOL = {"type": "function", **WEATHER["function"]}
+CALL = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "call_1"}
+TEXT = {"type": "input_text", "text": "What is this?"}
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,"}
 
 
 @pytest.fixture(scope="module")
@@ -412,7 +416,16 @@ def test_logprobs(client):
         ({"input": []}, "input"),
         ({"input": [{"type": "computer_call"}]}, "input[0]"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"role": "king", "content": "x"}]}, "input"),
+        ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [TEXT, IMAGE]}]}, "input[0].content[1]"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+            "input[0].content[0].text",
+        ),
+        (
+            {"instructions": "Be brief.", "input": [CALL, {**OUTPUT, "output": [IMAGE]}]},
+            "input[1].output[0]",
+        ),
         ({"tools": [{"type": "local_shell"}]}, "tools[0]"),
         ({"tools": [{"type": "custom"}]}, "tools[0].name"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),

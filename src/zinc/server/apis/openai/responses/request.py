@@ -6,6 +6,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zinc.chat.messages import ROLES, text_of
+from zinc.core.errors import RequestError, UnsupportedError
 from zinc.server.apis.openai.chat import template_arguments
 from zinc.server.apis.openai.custom_tools import function_name, text_arguments
 from zinc.server.apis.openai.responses.fields import ResponseFields
@@ -110,8 +112,25 @@ def input_items(given: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         for name, types in check.items():
             if not isinstance(item.get(name), types):
                 raise invalid(f"{where}.{name}", f"{where}.{name} is missing or not valid")
+            if list in types:
+                _check_text(item[name], f"{where}.{name}")
+        if kind == "message" and item["role"] not in ROLES:
+            given_role = item["role"][:40]
+            raise invalid(
+                f"{where}.role",
+                f"{where}.role is {given_role!r}",
+                f"it must be one of {', '.join(ROLES)}",
+            )
         items.append({"id": f"item_{uuid.uuid4().hex}", **item, "type": kind})
     return items
+
+
+def _check_text(content: object, where: str) -> None:
+    """Raise ApiError, which names the part, unless the content of an item is text."""
+    try:
+        text_of(content, where)
+    except (RequestError, UnsupportedError) as error:
+        raise invalid(error.what.split(" ")[0], error.what, error.why, error.hint) from None
 
 
 _CHECKS: dict[str, dict[str, tuple[type, ...]]] = {

@@ -10,10 +10,11 @@ from typing import Any
 from zinc.chat.format import ChatFormat
 from zinc.chat.messages import prepare
 from zinc.chat.template import is_variable
+from zinc.chat.traits import TemplateTraits
 from zinc.core.errors import RequestError, TextTooLongError, UnsupportedError
 from zinc.server.apis.shared.chat.request import ChatRequest
 from zinc.server.apis.shared.prompts import MAX_COUNTED_TOKENS
-from zinc.server.errors import invalid
+from zinc.server.errors import ApiError, invalid
 from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.tokenizer.specials import SHIELD
 
@@ -104,9 +105,7 @@ def _render(model: LoadedModel, request: ChatRequest, limit: int) -> Prompt:
     try:
         prepared = prepare(model.llm.settings.conversation(request.messages), style.traits)
     except (RequestError, UnsupportedError) as error:
-        where = error.what.split(" ")[0]
-        param = where if request.param == "messages" else request.param
-        raise invalid(param, error.what.replace(where, param, 1), error.why, error.hint) from None
+        raise _invalid_message(request, style.traits, error) from None
     continued = _continues_last_message(request, arguments, style.format)
     text = style.template.render_shielded(
         tokenizer, prepared, request.tools or None, arguments, continued
@@ -114,6 +113,22 @@ def _render(model: LoadedModel, request: ChatRequest, limit: int) -> Prompt:
     opened = "" if continued else style.format.opened(text)
     ids = tokenizer.encode_prompt(text, limit=limit)
     return Prompt(text.replace(SHIELD, ""), ids, style.format, opened)
+
+
+def _invalid_message(
+    request: ChatRequest, traits: TemplateTraits, error: RequestError | UnsupportedError
+) -> ApiError:
+    """Return the error for a message of `request` that cannot be prepared.
+
+    `error` counts the messages of a Modelfile too, which the client does not know.
+    """
+    try:
+        prepare(request.messages, traits)
+    except (RequestError, UnsupportedError) as own:
+        error = own
+    where = error.what.split(" ")[0]
+    param = where if request.param == "messages" else request.param
+    return invalid(param, error.what.replace(where, param, 1), error.why, error.hint)
 
 
 def _template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
