@@ -147,6 +147,18 @@ def test_wrong_usage_ends_with_2(zinc, argv):
             ["run", "a", "-n"],
             "argument -n/--max-tokens: expected one argument. See `zinc run --help`.\n",
         ),
+        (
+            ["run", "a", "--top-k", "1.5"],
+            "argument --top-k: '1.5' is not a whole number. See `zinc run --help`.\n",
+        ),
+        (
+            ["run", "a", "--temp", "hot"],
+            "argument --temperature/--temp: 'hot' is not a number. See `zinc run --help`.\n",
+        ),
+        (
+            ["run", "a", "--kv-dtype", "f8"],
+            "--kv-dtype: 'f8' is none of auto, f16, q8_0, q4_0. See `zinc run --help`.\n",
+        ),
         (["runn", "a"], "there is no command 'runn'; did you mean run? See `zinc --help`.\n"),
         (["frobnicate"], "there is no command 'frobnicate'. See `zinc --help`.\n"),
     ],

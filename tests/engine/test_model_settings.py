@@ -53,7 +53,8 @@ def test_parameters_for_ollamas_engine_are_noted():
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("temprature", "1", "there is no parameter temprature. Did you mean temperature"),
+        ("temprature", "1", "there is no parameter temprature. Write temperature"),
+        ("colour", "red", "there is no parameter colour. Choose one of "),
         ("temperature", "hot", "temperature is 'hot': it must be a number"),
         ("temperature", "-1", "temperature is -1.0"),
         ("top_k", 0.5, "top_k is '0.5': it must be a whole number"),

@@ -51,7 +51,7 @@ def test_the_instructions_are_read():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("FROM a\nPARAMETR top_k 4", "line 2: PARAMETR is no instruction. Did you mean PARAMETER"),
+        ("FROM a\nPARAMETR top_k 4", "line 2: PARAMETR is no instruction. Write PARAMETER"),
         ("FROM a\n\nSYSTEM \"\"\"x\ny", 'line 3: the text has no end: no later line ends in """'),
         ('FROM a\nSYSTEM "x', 'line 2: the text has no end: no later line ends in "'),
         ("FROM a\nFROM b", "line 2: there is a second FROM"),

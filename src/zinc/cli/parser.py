@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+# What argparse calls an "invalid int value".
+_NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
 _LETTER_AND_NUMBER = re.compile(r"-[A-Za-z]-?[0-9.]+")
 
 
@@ -54,6 +56,20 @@ class Parser(argparse.ArgumentParser):
         """Return the option that `name` probably means, or nothing."""
         long = [option for option in self._option_string_actions if option.startswith("--")]
         return nearest(name, long) if name.startswith("--") else ""
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            kind = _NUMBERS.get(action.type)
+            if kind is None:
+                raise
+            raise argparse.ArgumentError(action, f"{arg_string!r} is not {kind}") from None
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            names = ", ".join(map(str, action.choices))
+            raise argparse.ArgumentError(action, f"{value!r} is none of {names}")
 
     # argparse has no public option that turns off prefixes of single-dash options.
     def _get_option_tuples(self, option_string: str) -> list[Any]:

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         raise RequestError(
             f"the backend {backend.name} has no tiles to tune",
             "only GPUs have",
-            "choose one that `zinc check` lists with {backend} or {device}",
+            "with {backend} or {device}, choose a GPU that `zinc check` lists",
         )
     plans = [_plan(args, backend)] if args.model else common_plans(backend)
     path = Path(args.output) if args.output else None

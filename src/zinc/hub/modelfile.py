@@ -122,7 +122,7 @@ def parse(text: str, name: str) -> Modelfile:
         instruction = word.upper()
         if instruction not in _INSTRUCTIONS:
             near = get_close_matches(instruction, _INSTRUCTIONS, 1)
-            hint = f"did you mean {near[0]}" if near else f"they are {', '.join(_INSTRUCTIONS)}"
+            hint = f"write {near[0]}" if near else f"choose one of {', '.join(_INSTRUCTIONS)}"
             raise FormatError(f"{where}: {word[:40]} is no instruction", "", hint)
         head, rest = _split(rest) if instruction in ("PARAMETER", "MESSAGE") else ("", rest)
         value, number = _value(rest, lines, number, where)

@@ -256,7 +256,7 @@ def test_a_loaded_model_can_be_created_again(shared: Running) -> None:
     ("fields", "status", "said"),
     [
         ({"model": "x"}, 400, "from is missing"),
-        ({"model": "x", "from": MODEL, "parameters": {"num_cxt": 5}}, 400, "did you mean num_ctx"),
+        ({"model": "x", "from": MODEL, "parameters": {"num_cxt": 5}}, 400, "write num_ctx"),
         ({"model": "x", "from": MODEL, "parameters": {"temperature": -1}}, 400, "temperature"),
         ({"model": "x", "from": MODEL, "adapters": {"a": "b"}}, 400, "adapters"),
         ({"model": "x", "from": MODEL, "messages": [CALL]}, 400, "messages[0] has a tool"),

@@ -131,7 +131,7 @@ def _check_kind(file: GGUFFile, model: GGUFFile) -> None:
         raise RequestError(
             f"{file.path} is no LoRA adapter",
             f"its general.type is {kind!r}",
-            "name a file that llama.cpp's convert_lora_to_gguf.py has made with {lora}",
+            "with {lora}, name a file that llama.cpp's convert_lora_to_gguf.py made",
         )
     form = file.str("adapter.type", default="lora")
     if form != "lora":

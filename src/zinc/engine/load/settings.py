@@ -162,7 +162,7 @@ def _with_parameters(base: ModelSettings, parameters: Iterable[Parameter]) -> Mo
             case name:
                 known = (*_SAMPLERS, *_WITHOUT_EFFECT, "num_ctx", "num_predict", "stop")
                 near = get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]}" if near else ""
+                hint = f"write {near[0]}" if near else f"choose one of {', '.join(sorted(known))}"
                 raise RequestError(f"{each.where}: there is no parameter {name[:40]}", "", hint)
         _check(sampling, each)
     return replace(base, context=context, sampling=sampling, notes=tuple(notes))
