@@ -73,7 +73,7 @@ def parse_row(line: bytes | None, endpoint: str | None = None) -> Row:
         )
     try:
         count_values(line)
-        value = parse_json(line)
+        value = parse_json(line, "the line")
     except ApiError as error:
         raise RowError(error) from None
     if not isinstance(value, dict):

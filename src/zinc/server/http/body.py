@@ -201,22 +201,27 @@ def _exceeds(counts: Sequence[int]) -> bool:
     return sum(counts[:3]) >= MAX_VALUES or sum(counts[1:]) > MAX_MEMBERS
 
 
-def parse_json(body: bytes | bytearray) -> Json:
-    """Return the value of the JSON text `body`. Raises ApiError 400 if it is not valid."""
+def parse_json(body: bytes | bytearray, name: str = "the body") -> Json:
+    """Return the value of the JSON text `body`. Raises ApiError 400, with `name`, if not valid."""
+
+    def refused(why: str) -> ApiError:
+        return ApiError(400, f"{name} is not valid JSON", why, code="invalid_json")
+
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _not_json(f"byte {error.start} is not UTF-8") from None
+        raise refused(f"byte {error.start} is not UTF-8") from None
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise _not_json(f"line {error.lineno}, column {error.colno}: {error.msg}") from None
+        line = f"line {error.lineno}, " if "\n" in text.rstrip() else ""
+        raise refused(f"{line}column {error.colno}: {error.msg}") from None
     except RecursionError:
-        raise _not_json("it is nested too deep") from None
+        raise refused("it is nested too deep") from None
     except ValueError as error:  # NaN or Infinity, or a number with thousands of digits
-        raise _not_json(str(error)[:100]) from None
+        raise refused(str(error)[:100]) from None
     if _depth_exceeds(value, _MAX_DEPTH):
-        raise _not_json(f"it is nested deeper than {_MAX_DEPTH} levels")
+        raise refused(f"it is nested deeper than {_MAX_DEPTH} levels")
     if "\\ud" in text or "\\uD" in text:
         value = _well_formed(value)
     return value
@@ -337,10 +342,6 @@ def _too_large(max_bytes: int) -> ApiError:
         # The rest of the body is not read, so the connection cannot be used again.
         headers={"Connection": "close"},
     )
-
-
-def _not_json(why: str) -> ApiError:
-    return ApiError(400, "the body is not valid JSON", why, code="invalid_json")
 
 
 def _refuse_constant(name: str) -> float:
