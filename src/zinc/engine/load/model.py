@@ -14,7 +14,7 @@ from zinc.engine.adapters import AdapterUse
 from zinc.engine.cache_layout import cache_layout
 from zinc.engine.engine import Engine
 from zinc.engine.load.device_map import BackendChoice
-from zinc.engine.load.draft_model import load_drafter
+from zinc.engine.load.drafter import load_drafter
 from zinc.engine.load.memory import (
     CacheSize,
     MemoryReport,

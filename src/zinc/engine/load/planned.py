@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import logging
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from zinc import models
@@ -126,13 +125,18 @@ class PlannedModel:
                     memory,
                     weights_bytes=memory.weights_bytes + beside.weights_bytes,
                     arena_bytes=memory.arena_bytes + beside.arena_bytes,
-                    draft_bytes=partial(draft_cache_bytes, self.draft),
+                    draft_bytes=self.draft.draft_cache_bytes,
                 )
                 if i == 0 or memory.has_first
                 else memory
                 for i, memory in enumerate(found)
             ]
         return found
+
+    def draft_cache_bytes(self, context: int) -> int:
+        """Return the bytes of the cache of this draft model, for a model with that context."""
+        tokens = min(context, self.spec.context)
+        return draft_cache_bytes(self.states, self.kv_dtype, tokens)
 
     def cache_size(self) -> CacheSize:
         """Return the size of the cache: as the options say, or what fits in memory.
@@ -329,7 +333,7 @@ def _draft_bytes(options: LoadOptions) -> DraftBytes:
             with _planned(model, chosen, BackendChoice(device)) as draft:
                 known[id(device)] = draft, draft.budgets()[0].taken
         draft, taken = known[id(device)]
-        return taken + draft_cache_bytes(draft, context)
+        return taken + draft.draft_cache_bytes(context)
 
     return n_bytes
 
