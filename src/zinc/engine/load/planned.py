@@ -217,23 +217,33 @@ def plan_model(
         file = with_nextn_beside(file, options.speculate)
         model = _open(file, options)
         adapters = open_adapters(options.lora, file, model.graphs[0].nodes)
-        planned = _plan_within(replace(model, adapters=adapters), options, backend)
-        if options.draft is not None:
-            draft = _plan_draft(planned, options.draft)
-            both = replace(planned, draft=draft)
-            if options.speculate == "draft" or _has_room(both, "the draft model"):
-                return both
-            draft.close()
-        if planned.options == options or _has_room(planned, "speculative decoding"):
-            return planned
-        plain = replace(options, speculate="off", draft=None)
-        if planned.backend.split is not None:  # it keeps its division
-            return _on_choice(_reopen(model, plain), plain, planned.choice)
-        return _plan(_reopen(model, plain), plain, planned.backend, planned.choice.reason)
+        model = replace(model, adapters=adapters)
+        return _with_drafts_that_fit(_plan_within(model, options, backend), model, options)
     except BaseException:
         file.close()
         adapters.close()
         raise
+
+
+def _with_drafts_that_fit(
+    planned: PlannedModel, model: OpenModel, options: LoadOptions
+) -> PlannedModel:
+    """Return `planned` with its draft model, or without speculative decoding if memory is short.
+
+    planned: the plans of `model` with `options`, which may name a draft model.
+    """
+    if options.draft is not None:
+        draft = _plan_draft(planned, options.draft)
+        both = replace(planned, draft=draft)
+        if options.speculate == "draft" or _has_room(both, "the draft model"):
+            return both
+        draft.close()
+    if planned.options == options or _has_room(planned, "speculative decoding"):
+        return planned
+    plain = replace(options, speculate="off", draft=None)
+    if planned.backend.split is not None:  # it keeps its division
+        return _on_choice(_reopen(model, plain), plain, planned.choice)
+    return _plan(_reopen(model, plain), plain, planned.backend, planned.choice.reason)
 
 
 def plan_graph(
@@ -283,7 +293,7 @@ def _open(file: GGUFFile, options: LoadOptions) -> OpenModel:
 
 
 def _reopen(model: OpenModel, options: LoadOptions) -> OpenModel:
-    """Return the spec and the graphs of a model that is open, with other options."""
+    """Return the graphs of an open model with other options, and with its adapters."""
     return replace(_open(model.file, options), adapters=model.adapters)
 
 
