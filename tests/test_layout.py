@@ -57,14 +57,17 @@ def test_a_folder_imports_only_what_the_table_allows(folder):
             assert any(module == f"zinc.{a}" for a in allowed if "." in a), f"{path}: {module}"
 
 
+# Modules of the folder backends that every backend may import.
+SHARED = ("api", "capabilities", "micro_batches", "plans", "split_program", "step_queue")
+
+
 def test_backends_do_not_import_each_other():
     for path in (ROOT / "backends").rglob("*.py"):
         own = path.relative_to(ROOT / "backends").parts[0]
         for module in imports(path):
             parts = module.split(".")
             if parts[1] == "backends" and len(parts) > 2:
-                allowed = (own, "api", "capabilities", "plans", "micro_batches", "step_queue")
-                assert parts[2] in allowed, f"{path} imports {module}"
+                assert parts[2] in (own, *SHARED), f"{path} imports {module}"
 
 
 def test_only_gpu_code_knows_how_dispatches_are_ordered_and_given_arguments() -> None:

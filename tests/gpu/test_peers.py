@@ -29,7 +29,8 @@ from zinc.backends.plans import (
     SplitPlan,
     Transfer,
 )
-from zinc.backends.split import SplitBackend, SplitCache
+from zinc.backends.split import SplitBackend
+from zinc.backends.split_program import SplitCache
 from zinc.engine.load import link
 from zinc.formats.gguf import GGUFFile
 from zinc.gpu.bucket import Bucket

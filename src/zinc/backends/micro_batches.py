@@ -153,29 +153,37 @@ class Pipeline:
 
         Stops early if another device has failed.
         """
-        program = self._programs[device]
         outputs: list[FinishedStep] = []
         try:
             for step in steps:
-                for entry, rows_sent in zip(self._entries, sent, strict=True):
-                    if isinstance(entry, Segment):
-                        if entry.device == device:
-                            program.run(step, entry.first, entry.last)
-                    elif isinstance(entry, Transfer) and not self._transfer(
-                        device, step, entry, rows_sent
-                    ):
-                        return outputs
+                if not self._run_part(device, step, sent):
+                    return outputs
                 if device == self._last:
-                    result = result_of(program, self._plan, step, logits)
-                    if self._plan.hidden is not None:
-                        rows = step.rows(self._plan.hidden.dim)
-                        result = replace(result, hidden_rows=program.read(self._plan.hidden, rows))
-                    outputs.append(result)
+                    outputs.append(self._result(step, logits))
         except BaseException:
             for rows_sent in sent:
                 rows_sent.put(None)
             raise
         return outputs
+
+    def _run_part(
+        self, device: int, step: Step, sent: Sequence[SimpleQueue[FloatArray | None]]
+    ) -> bool:
+        """Run the part of a device on one micro-batch. Return False if another device failed."""
+        for entry, rows_sent in zip(self._entries, sent, strict=True):
+            if isinstance(entry, Transfer) and not self._transfer(device, step, entry, rows_sent):
+                return False
+            if isinstance(entry, Segment) and entry.device == device:
+                self._programs[device].run(step, entry.first, entry.last)
+        return True
+
+    def _result(self, step: Step, logits: bool) -> FinishedStep:
+        """Return the result of a micro-batch, with its hidden rows if the host reads them."""
+        program, hidden = self._programs[self._last], self._plan.hidden
+        result = result_of(program, self._plan, step, logits)
+        if hidden is None:
+            return result
+        return replace(result, hidden_rows=program.read(hidden, step.rows(hidden.dim)))
 
     def _transfer(
         self, device: int, step: Step, entry: Transfer, sent: SimpleQueue[FloatArray | None]

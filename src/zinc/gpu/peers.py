@@ -22,7 +22,7 @@ from zinc.backends.api import Cache, FinishedStep, StepResult
 from zinc.backends.capabilities import BackendKind
 from zinc.backends.micro_batches import joined, micro_batch_tokens
 from zinc.backends.plans import EXCHANGE, AllReduce, Launch, Ref, Segment, SplitPlan, Transfer
-from zinc.backends.split import SplitCache, SplitProgram
+from zinc.backends.split_program import SplitCache, SplitProgram
 from zinc.backends.step_queue import StepQueue
 from zinc.gpu.arguments.structs import EXCHANGE_BLOCKS, MAX_PEERS, PeerTable
 from zinc.gpu.backend import GpuBackend

@@ -10,7 +10,8 @@ import numpy as np
 
 from zinc.backends.api import Backend, CacheLayout
 from zinc.backends.plans import AllReduce, Plan, Segment, SplitPlan, Term
-from zinc.backends.split import SplitBackend, SplitProgram
+from zinc.backends.split import SplitBackend
+from zinc.backends.split_program import SplitProgram
 from zinc.ops.graph import Graph
 from zinc.ops.step import Step
 from zinc.ops.values import Constant
