@@ -2,16 +2,18 @@
 
 import math
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from zinc.core.errors import ModelError, RequestError
 from zinc.engine.sampling import DEFAULT_SAMPLERS, Sampler, SamplingParams, sample_rows, truncation
-from zinc.engine.sampling.allowed import Mask, limited
+from zinc.engine.sampling.allowed import Words, limited
 from zinc.engine.sampling.candidates import Candidates
 from zinc.engine.sampling.common_chain import ORDER, CommonChain, sample_common
 from zinc.engine.sampling.draw import draw_position
@@ -22,6 +24,25 @@ RAW = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 # 0.999 quantiles of the chi-square distribution, by degrees of freedom.
 CHI_SQUARE_999 = {1: 10.83, 2: 13.82, 3: 16.27, 7: 24.32, 9: 27.88, 49: 85.35}
+
+
+class Mask:
+    """An `Allowed` that permits the tokens of an array of booleans, [n_vocab]."""
+
+    def __init__(self, allowed: NDArray[np.bool_]) -> None:
+        self._allowed = allowed
+        packed = np.packbits(allowed, bitorder="little")
+        n_words = -(-allowed.size // 32)
+        self._words = np.pad(packed, (0, 4 * n_words - packed.size)).view(np.uint32)
+
+    def forced(self) -> Sequence[int]:
+        return ()
+
+    def allows(self, token: int) -> bool:
+        return bool(self._allowed[token])
+
+    def mask(self) -> Words:
+        return self._words
 
 
 def softmax(logits):

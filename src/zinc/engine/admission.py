@@ -20,19 +20,19 @@ def next_schedule(
     *,
     tokens: int,
     prompt_tokens: int,
-    seats: int,
+    max_sequences: int,
     whole: bool = False,
 ) -> Schedule:
     """Return which sequences run in the next step, and which are preempted for them.
 
     sequences: by id, in order of arrival. tokens: the most of a step. prompt_tokens: the most
-    prompt tokens of a step that also has streams. seats: sequences that may be in the cache at a
-    time. whole: sequences run with all of their tokens or not at all.
+    prompt tokens of a step that also has streams. max_sequences: the most that run at a time.
+    whole: sequences run with all of their tokens or not at all.
     """
     pool = holdings.pool
     blocks, block_tokens = pool.available, pool.block_tokens
     slots = pool.available_slots
-    budget = Budget(tokens, prompt_tokens, seats, blocks, slots, block_tokens, whole)
+    budget = Budget(tokens, prompt_tokens, max_sequences, blocks, slots, block_tokens, whole)
     running = [s for s in sequences.values() if s.is_running]
     if whole and not running:
         texts = first_texts(list(sequences.values()), budget)
@@ -56,7 +56,7 @@ def next_schedule(
 def _admissible(waiting: list[Sequence], running: Seq[Sequence], budget: Budget) -> list[Sequence]:
     """Return the waiting sequences that could be admitted.
 
-    If every seat is taken, these are the sequences with a higher priority than one that runs. The
+    If no more can run, these are the sequences with a higher priority than one that runs. The
     search for cached prefixes of the others would be wasted.
     """
     if not running or (len(running) < budget.sequences and budget.slots > 0):
@@ -75,10 +75,10 @@ def first_texts(waiting: Seq[Sequence], budget: Budget) -> Schedule | None:
         return None
     chosen: dict[int, int] = {}
     tokens, blocks = budget.tokens, min(budget.blocks)
-    seats = min(budget.sequences, budget.slots)
+    max_sequences = min(budget.sequences, budget.slots)
     for s in waiting:
         n = len(s.ids)
-        if n > tokens or len(chosen) == seats:
+        if n > tokens or len(chosen) == max_sequences:
             break
         blocks -= -(-n // budget.block_tokens)
         if blocks < 0:

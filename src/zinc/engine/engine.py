@@ -43,18 +43,29 @@ PROMPT_TOKENS_BESIDE_STREAMS = 128
 class Engine:
     """Inference engine of one model. Not thread-safe: see `zinc.engine.worker`.
 
-    context: the most tokens of prompt and answer together. prefix_cache: reuse cached prefixes of
-    earlier requests. cache_bytes: limit of the prefix cache (None: all cache memory that running
-    sequences leave free). swap_bytes: host memory to which preempted sequences are swapped; a
-    sequence that does not fit, or takes longer to swap than to recompute, is recomputed.
-    max_waiting: requests that may wait (None: no limit). extended: the program of sequences longer
-    than `plain_context` tokens; a sequence that outgrows it is recomputed, because its cached keys
-    are rotated with the plain frequencies. adapted: the programs of steps that use adapters, for
-    plain and for longer sequences. prepare: returns the program for readouts of a kind, on the same
-    cache. speculation: makes drafts that steps verify; the states of a recurrent model must support
-    rollback. states: the states of all programs on the cache, by default those of `program`. kind:
-    what requests may ask of the model. encoder: `program` yields hidden rows, and each step must
-    hold whole texts.
+    Programs, all of them on `cache`:
+
+        program   runs sequences of at most `plain_context` tokens.
+        extended  runs longer sequences. A sequence that outgrows the plain context is recomputed,
+                  because its cached keys are rotated with the plain frequencies.
+        adapted   run steps that use adapters: one program for plain, one for longer sequences.
+        prepare   returns the program for readouts of a kind.
+
+    Limits:
+
+        context       tokens of prompt and answer together.
+        cache_bytes   of the prefix cache; None for all cache memory that running sequences leave.
+        swap_bytes    host memory to which preempted sequences are swapped. A sequence that does not
+                      fit, or takes longer to swap than to recompute, is recomputed.
+        max_waiting   requests that may wait; None for no limit.
+        prompt_tokens_beside_streams
+                      prompt tokens of a step that also decodes.
+
+    n_vocab: columns of the logits. prefix_cache: reuse cached prefixes of earlier requests.
+    speculation: makes drafts that steps verify; the states of a recurrent model must support
+    rollback. states: the states of all programs, by default those of `program`. kind: what requests
+    may ask of the model. encoder: `program` yields hidden rows, and each step must hold whole
+    texts.
     """
 
     def __init__(
@@ -126,7 +137,9 @@ class Engine:
         """Whether the prefix cache has pending disk writes."""
         return self.disk is not None and self.disk.has_pending
 
-    def keep_in(self, store: Store, limit_bytes: int | None = None, *, fetch: bool = False) -> None:
+    def attach_store(
+        self, store: Store, limit_bytes: int | None = None, *, fetch: bool = False
+    ) -> None:
         """Load the prefix cache that is saved in a store, and save new prefixes there.
 
         fetch: other processes use the store too; fetch prefixes of prompts from it if that is
@@ -251,13 +264,13 @@ class Engine:
             self.holdings,
             tokens=self.program.plan.max_tokens,
             prompt_tokens=self.prompt_tokens_beside_streams,
-            seats=self.max_sequences,
+            max_sequences=self.max_sequences,
             whole=self.encoder,
         )
         for i in plan.preempted:
             self._preempt(self._sequences[i])
         n_sequences = len(self._sequences)
-        running, counts = self._seat(plan.tokens)
+        running, counts = self._allocate(plan.tokens)
         if not running:
             if self.holdings.is_fetching:
                 self.holdings.wait_for_fetch()
@@ -274,9 +287,9 @@ class Engine:
                     gained += self._score(s, counts[s.id])
         return sorted(gained, key=lambda s: s.id)
 
-    # -- seats in the cache ---------------------------------------------------------------------
+    # -- cache blocks ---------------------------------------------------------------------------
 
-    def _seat(self, tokens: dict[int, int]) -> tuple[list[Sequence], dict[int, int]]:
+    def _allocate(self, tokens: dict[int, int]) -> tuple[list[Sequence], dict[int, int]]:
         """Attach the scheduled sequences and give them blocks for `tokens`, a count by id.
 
         Returns the sequences that got them, with their counts. A sequence waits if there is no

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zinc.backends.api import Backend, Cache, CacheLayout, Program
 from zinc.backends.plans import weights_of
@@ -27,8 +28,12 @@ from zinc.engine.load.weights import Progress, upload
 from zinc.engine.readout import ReadoutKind
 from zinc.engine.speculative.nextn import NextNDrafter
 from zinc.engine.worker import EngineWorker, closed_error
+from zinc.formats.gguf import GGUFFile
 from zinc.ops.graph import Graph
 from zinc.plan.hidden import hidden_graph
+
+if TYPE_CHECKING:
+    from zinc.engine.identity import TensorDigests
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +98,7 @@ class LoadedModel:
         options, backend = self.options, planned.backend
         size = planned.cache_size()
         self.context = size.context
-        digests = None
-        if options.saves_prefixes:
-            from zinc.engine.identity import TensorDigests
-
-            digests = TensorDigests(self.file, options.cache_folder or _hash_folder())
+        digests = _tensor_digests(self.file, options)
         weights = weights_of(planned.all_plans)
         upload(self.file, weights, backend, progress, digests, planned.model.adapters)
         layout = _layout(planned, size)
@@ -126,10 +127,7 @@ class LoadedModel:
             encoder=self.spec.is_encoder,
         )
         if digests is not None:
-            from zinc.engine.identity import cache_key
-
-            key = cache_key(digests.finish(), planned.plain_plans, layout, backend)
-            _save_prefixes(engine, options, key)
+            _save_prefixes(engine, planned, layout, digests)
         arena_bytes = sum(plan.arena_bytes for plan in planned.all_plans)
         self.memory = MemoryReport(backend.weight_bytes, cache.n_bytes, arena_bytes, draft_bytes)
         worker = EngineWorker(engine)
@@ -272,14 +270,28 @@ def _hash_folder() -> Path:
     return folder
 
 
-def _save_prefixes(engine: Engine, options: LoadOptions, key: str) -> None:
-    """Keep the prefix cache of `engine` in the store or folder that `options` name."""
+def _tensor_digests(file: GGUFFile, options: LoadOptions) -> TensorDigests | None:
+    """Return the digests of the weights if the prefix cache is saved, else None."""
+    if not options.saves_prefixes:
+        return None
+    from zinc.engine.identity import TensorDigests
+
+    return TensorDigests(file, options.cache_folder or _hash_folder())
+
+
+def _save_prefixes(
+    engine: Engine, planned: PlannedModel, layout: CacheLayout, digests: TensorDigests
+) -> None:
+    """Save the prefix cache of `engine` in the store or folder that the options name."""
+    from zinc.engine.identity import cache_key
     from zinc.kv.store import FolderStore
 
+    options = planned.options
+    key = cache_key(digests.finish(), planned.plain_plans, layout, planned.backend)
     if options.prefix_store is not None:
-        engine.keep_in(options.prefix_store(key), options.cache_bytes, fetch=True)
+        engine.attach_store(options.prefix_store(key), options.cache_bytes, fetch=True)
     elif options.cache_folder is not None:
-        engine.keep_in(FolderStore(options.cache_folder, key), options.cache_bytes)
+        engine.attach_store(FolderStore(options.cache_folder, key), options.cache_bytes)
 
 
 def _layout(planned: PlannedModel, size: CacheSize) -> CacheLayout:

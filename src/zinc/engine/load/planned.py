@@ -330,22 +330,28 @@ def _with_drafts(model: OpenModel, options: LoadOptions) -> OpenModel:
 
 def _draft_bytes(options: LoadOptions) -> DraftBytes:
     """Return the function that computes the bytes of a draft model, if `options` demand one."""
-    path = options.draft
-    if path is None or not demands_drafts(options):
+    if options.draft is None or not demands_drafts(options):
         return no_draft
+    return _DraftMemory(options, options.draft)
 
-    known: dict[int, tuple[PlannedModel, int]] = {}  # by device, with the bytes beside the cache
 
-    def n_bytes(device: Backend, context: int) -> int:
-        if id(device) not in known:
-            chosen = draft_options(options, path, device)
-            model = _open(GGUFFile.open(path), chosen)
-            with _planned(model, chosen, BackendChoice(device)) as draft:
-                known[id(device)] = draft, draft.budgets()[0].taken
-        draft, taken = known[id(device)]
+class _DraftMemory:
+    """The memory that the draft model in the file `path` takes; it is planned once a device."""
+
+    def __init__(self, options: LoadOptions, path: Path) -> None:
+        self._options, self._path = options, path
+        # By device, with the bytes that it takes beside its cache.
+        self._planned: dict[int, tuple[PlannedModel, int]] = {}
+
+    def __call__(self, device: Backend, context: int) -> int:
+        """Return the bytes that the draft model takes of `device`, for a model with `context`."""
+        if id(device) not in self._planned:
+            options = draft_options(self._options, self._path, device)
+            model = _open(GGUFFile.open(self._path), options)
+            with _planned(model, options, BackendChoice(device)) as draft:
+                self._planned[id(device)] = draft, draft.budgets()[0].taken
+        draft, taken = self._planned[id(device)]
         return taken + draft.draft_cache_bytes(context)
-
-    return n_bytes
 
 
 def _select(model: OpenModel, options: LoadOptions, draft_bytes: DraftBytes) -> auto.Selection:
@@ -411,9 +417,10 @@ def _plan_within(model: OpenModel, options: LoadOptions, backend: Backend | None
 def _plan(
     model: OpenModel, options: LoadOptions, backend: Backend | None, reason: str = ""
 ) -> PlannedModel:
-    def create(name: str) -> Backend:
-        return api.create(name, options.threads, options.backend_options)
+    """Return the plans of a model on `backend`, or on the devices that the options choose.
 
+    reason: why `backend` runs the model. Raises a `ZincError`.
+    """
     check_mode(options)
     if model.spec.is_encoder:
         options = encoder_options(model.spec, options)
@@ -431,9 +438,13 @@ def _plan(
             reason += "; layers cannot be put on a device"
         log.info("%s", reason)
     if backend is None:
-        backend = create(options.backend)
-    divided = divide(backend, lambda: create("cpu"), large, options, draft_bytes)
+        backend = _create(options.backend, options)
+    divided = divide(backend, lambda: _create("cpu", options), large, options, draft_bytes)
     return _on_choice(model, options, replace(divided, reason=reason))
+
+
+def _create(name: str, options: LoadOptions) -> Backend:
+    return api.create(name, options.threads, options.backend_options)
 
 
 def _on_choice(model: OpenModel, options: LoadOptions, choice: BackendChoice) -> PlannedModel:

@@ -38,25 +38,6 @@ class Allowed(Protocol):
         ...
 
 
-class Mask:
-    """A mask made from an array of booleans, [n_vocab]."""
-
-    def __init__(self, allowed: NDArray[np.bool_]) -> None:
-        self._allowed = allowed
-        packed = np.packbits(allowed, bitorder="little")
-        n_words = -(-allowed.size // _WORD_BITS)
-        self._words = np.pad(packed, (0, 4 * n_words - packed.size)).view(np.uint32)
-
-    def forced(self) -> Sequence[int]:
-        return ()
-
-    def allows(self, token: int) -> bool:
-        return bool(self._allowed[token])
-
-    def mask(self) -> Words:
-        return self._words
-
-
 def limited(logits: Floats, mask: Words) -> Candidates:
     """Return the allowed tokens of a row, float32 [n_vocab], in a new array.
 

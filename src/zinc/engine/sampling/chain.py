@@ -206,32 +206,34 @@ class Sampler:
         """Return the filter of the sampler `name`, or None if its settings are neutral."""
         p = self.params
         if name == "penalties":
-            neutral = p.repeat_penalty == 1 and p.presence_penalty == p.frequency_penalty == 0
-            if neutral or p.repeat_last_n == 0:
-                return None
-            return self._following(
-                Penalties(
-                    p.repeat_last_n, p.repeat_penalty, p.presence_penalty, p.frequency_penalty
-                )
-            )
+            return self._penalties()
         if name == "dry":
-            if p.dry_multiplier == 0 or p.dry_base < 1 or p.dry_penalty_last_n == 0:
-                return None
-            return self._following(
-                Dry(
-                    p.dry_multiplier,
-                    p.dry_base,
-                    p.dry_allowed_length,
-                    p.dry_penalty_last_n,
-                    dry_breakers,
-                )
-            )
+            return self._dry(dry_breakers)
         if p.greedy:
             return None
         if name == "temperature":
             return partial(truncation.temperature, t=p.temperature) if p.temperature != 1 else None
-        if p.mirostat:
+        return None if p.mirostat else self._truncation(name)
+
+    def _penalties(self) -> Step | None:
+        p = self.params
+        neutral = p.repeat_penalty == 1 and p.presence_penalty == p.frequency_penalty == 0
+        if neutral or p.repeat_last_n == 0:
             return None
+        return self._following(
+            Penalties(p.repeat_last_n, p.repeat_penalty, p.presence_penalty, p.frequency_penalty)
+        )
+
+    def _dry(self, breakers: Collection[Sequence[int]]) -> Step | None:
+        p = self.params
+        if p.dry_multiplier == 0 or p.dry_base < 1 or p.dry_penalty_last_n == 0:
+            return None
+        return self._following(
+            Dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, p.dry_penalty_last_n, breakers)
+        )
+
+    def _truncation(self, name: str) -> Step | None:
+        p = self.params
         truncations: dict[str, tuple[bool, Step]] = {
             "top_n_sigma": (p.top_n_sigma > 0, partial(truncation.top_n_sigma, n=p.top_n_sigma)),
             "top_k": (p.top_k > 0, partial(truncation.top_k, k=p.top_k)),
@@ -377,32 +379,42 @@ def sample_rows(
 
     Greedy rows, and rows with the common chain, are sampled together. See `Sampler.sample`.
     """
-    found: list[Sampled | Exception | None] = [None] * len(samplers)
-    plain = [i for i, s in enumerate(samplers) if s._is_plain and allowed[i] is None]
-    if len(plain) > 1:
-        best = (logits if len(plain) == len(samplers) else logits[plain]).argmax(axis=1)
-        for i, token in zip(plain, best.tolist(), strict=True):
-            # Rows with a lowered token, and rows that are not finite, are sampled one by one.
-            if token not in samplers[i]._lowered and abs(logits[i, token]) < _LARGEST_LOGIT:
-                found[i] = Sampled(token)
-    rows: dict[int, Candidates] = {}
+    found: dict[int, Sampled | Exception] = dict(_greedy_rows(samplers, logits, allowed))
+    rows: dict[int, tuple[CommonChain, Candidates]] = {}
     with np.errstate(over="ignore"):
         for i, sampler in enumerate(samplers):
-            limits = allowed[i]
+            limits, chain = allowed[i], sampler._common
             try:
-                chain = sampler._common
                 if chain is not None and not (limits is not None and limits.forced()):
-                    rows[i] = sampler._likely(chain, logits[i], limits)
-                elif found[i] is None:
+                    rows[i] = chain, sampler._likely(chain, logits[i], limits)
+                elif i not in found:
                     found[i] = sampler.sample(logits[i], limits)
             except Exception as error:
                 found[i] = error
-        chains = [chain for i in rows if (chain := samplers[i]._common) is not None]
         if rows:
-            tokens = sample_common(chains, list(rows.values()), [samplers[i]._draw() for i in rows])
+            chains, candidates = zip(*rows.values(), strict=True)
+            tokens = sample_common(chains, candidates, [samplers[i]._draw() for i in rows])
             for i, token in zip(rows, tokens, strict=True):
                 found[i] = samplers[i].report(logits[i], token)
-    return [each for each in found if each is not None]
+    return [found[i] for i in range(len(samplers))]
+
+
+def _greedy_rows(
+    samplers: Sequence[Sampler], logits: Floats, allowed: Sequence[Allowed | None]
+) -> dict[int, Sampled]:
+    """Return the most likely token of each row that needs nothing else, by row.
+
+    Rows with a lowered token, and rows that are not finite, are left out.
+    """
+    plain = [i for i, s in enumerate(samplers) if s._is_plain and allowed[i] is None]
+    if len(plain) < 2:
+        return {}
+    best = (logits if len(plain) == len(samplers) else logits[plain]).argmax(axis=1)
+    return {
+        i: Sampled(token)
+        for i, token in zip(plain, best.tolist(), strict=True)
+        if token not in samplers[i]._lowered and abs(logits[i, token]) < _LARGEST_LOGIT
+    }
 
 
 def check_peak(peak: float) -> None:
