@@ -72,6 +72,10 @@ def device(name: str) -> GpuBackend:
     return emulated.backend() if name == "emulated" else api.create(name)  # type: ignore
 
 
+def tuner(backend: GpuBackend, path: Path) -> Tuner:
+    return Tuner(backend.kernel_set, backend.host, backend.features, backend.origin, path)
+
+
 def plans(backend: GpuBackend, op: str, name: str):
     case = next(x for x in OPS[op].cases() if x.name.startswith(name))
     return [plan_case(case, backend)]
@@ -136,7 +140,7 @@ def test_a_table_is_written_and_used_and_not_made_again(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, path = device(name), tmp_path / "tiles.json"
-    report = run.tune(backend, one_row(backend), path, None, no_progress)
+    report = backend.tune(one_row(backend), path, None, no_progress)
     (product,) = report.products
     assert product.tile
     assert product.n_tried == 2
@@ -148,7 +152,7 @@ def test_a_table_is_written_and_used_and_not_made_again(
         raise AssertionError
 
     monkeypatch.setattr(Search, "run", searched)
-    assert run.tune(backend, one_row(backend), path, None, no_progress) == report
+    assert backend.tune(one_row(backend), path, None, no_progress) == report
 
 
 @pytest.mark.parametrize("name", COMPILING)
@@ -169,19 +173,19 @@ def test_a_wrong_tile_is_listed_and_does_not_win(
 
     seen: set[Path] = set()
     monkeypatch.setattr(PlacedLaunch, "read", wrong)
-    (tuned,) = run.tune(backend, one_row(backend), path, None, no_progress).products
+    (tuned,) = backend.tune(one_row(backend), path, None, no_progress).products
     assert tuned.tile == run.tile_text(product.default)
     ((refused, why),) = tuned.refused
     assert refused != tuned.tile
     assert "off by" in why
-    ((tile, why),) = next(iter(Tuner(backend, path).table.rows.values())).refused
+    ((tile, why),) = next(iter(tuner(backend, path).table.rows.values())).refused
     assert run.tile_text(tile) == refused
 
 
 def test_a_budget_leaves_products_for_the_next_run(tmp_path: Path) -> None:
     backend = emulated.backend()
     path = tmp_path / "tiles.json"
-    report = run.tune(backend, plans(backend, *QUICK), path, 0, no_progress)
+    report = backend.tune(plans(backend, *QUICK), path, 0, no_progress)
     assert not report.products
     assert report.n_left == 4
     assert not path.exists()
@@ -204,10 +208,10 @@ def test_what_was_found_before_the_device_was_lost_is_kept(
     monkeypatch.setattr(Search, "run", made_up)
     monkeypatch.setattr(run, "Trial", lambda *_: None)
     with pytest.raises(DeviceError, match="Run the command again"):
-        run.tune(backend, given, path, None, no_progress)
+        backend.tune(given, path, None, no_progress)
     rows = TileTable.read(path, backend.kernel_set.tilings).rows
     assert [row.tile is not None for row in rows.values()] == [True, False]
-    assert len(run.tune(backend, given, path, None, no_progress).products) == 4
+    assert len(backend.tune(given, path, None, no_progress).products) == 4
     assert ran.count(ran[0]) == 1
     assert ran.count(ran[1]) == 2
 
@@ -222,5 +226,5 @@ def test_a_table_that_is_damaged_or_of_another_driver_is_written_anew(
         path.write_text(path.read_text().replace('"driver": "none"', '"driver": "older"'))
     else:
         path.write_text(text)
-    assert not Tuner(backend, path).table.rows
+    assert not tuner(backend, path).table.rows
     assert "is written anew" in caplog.text

@@ -218,9 +218,10 @@ class GpuBackend(GpuKernels):
         budget_s: float | None,
         progress: Callable[[int, int], None],
     ) -> TuneReport:
-        from zinc.gpu.tune import run
+        from zinc.gpu.tune.run import Tuner, tune  # most processes do not tune
 
-        return run.tune(self, plans, path, budget_s, progress)
+        tuner = Tuner(self.kernel_set, self.host, self.features, self.origin, path)
+        return tune(tuner, plans, budget_s, progress)
 
     def _compile(self, kernels: Iterable[KernelVariant]) -> None:
         """Make kernels ready, with a progress bar if it takes long. Raises DeviceError."""

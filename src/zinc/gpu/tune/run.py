@@ -12,8 +12,10 @@ from typing import Any
 from zinc.backends.plans import Plan
 from zinc.backends.tuning import TunedProduct, TuneReport
 from zinc.core.errors import DeviceError, MemoryLimitError
-from zinc.gpu.backend import GpuBackend
 from zinc.gpu.errors import DeviceLostError
+from zinc.gpu.features import Features
+from zinc.gpu.host import Host
+from zinc.gpu.kernel_set import KernelSet
 from zinc.gpu.tile_table import Origin, Row, TileTable
 from zinc.gpu.tiling import Tiling
 from zinc.gpu.tune.products import Product, products
@@ -26,15 +28,13 @@ log = logging.getLogger("zinc.tiles")
 
 
 def tune(
-    backend: GpuBackend,
+    tuner: Tuner,
     plans: Iterable[Plan],
-    path: Path | None,
     budget_s: float | None,
     progress: Callable[[int, int], None],
 ) -> TuneReport:
-    """Fill the table of the device of `backend`; see `zinc.backends.tuning.Tunable.tune`."""
-    tuner = Tuner(backend, path)
-    found = products(backend.kernel_set, plans, tuner.features)
+    """Fill the table of `tuner` for `plans`; see `zinc.backends.tuning.Tunable.tune`."""
+    found = products(tuner.kernels, plans, tuner.features)
     until = None if budget_s is None else monotonic() + budget_s
     n_left, skipped = 0, {}
     for number, product in enumerate(found):
@@ -54,13 +54,23 @@ def tune(
 
 
 class Tuner:
-    """Searches on the device of a backend, whose results go to the table in `path`."""
+    """Searches for the tiles of `kernels` on the device of `host`.
 
-    def __init__(self, backend: GpuBackend, path: Path | None) -> None:
-        self._kernels, self._host = backend.kernel_set, backend.host
-        self.path = path or backend.origin.path
-        self.table = _opened(self.path, backend.origin, self._kernels.tilings)
-        self.features = replace(backend.features, tuned=NO_TILES)
+    The results go to the table in `path`, by default the one that backends of this origin read.
+    """
+
+    def __init__(
+        self,
+        kernels: KernelSet,
+        host: Host,
+        features: Features,
+        origin: Origin,
+        path: Path | None = None,
+    ) -> None:
+        self.kernels, self._host = kernels, host
+        self.path = path or origin.path
+        self.table = _opened(self.path, origin, kernels.tilings)
+        self.features = replace(features, tuned=NO_TILES)
         self._weights: LaunchWeights | None = None
 
     def has(self, key: TileKey) -> bool:
@@ -74,10 +84,10 @@ class Tuner:
         """
         if self._weights is None or self._weights.launch != product.launch:
             self._weights = None  # frees its memory first
-            self._weights = LaunchWeights(self._kernels, self._host, product.launch)
-        trial = Trial(self._kernels, self._host, self.features, product, self._weights)
+            self._weights = LaunchWeights(self.kernels, self._host, product.launch)
+        trial = Trial(self.kernels, self._host, self.features, product, self._weights)
         row = self.table.rows.setdefault(product.key, Row())
-        tiling = self._kernels.tilings[product.key.kernel]
+        tiling = self.kernels.tilings[product.key.kernel]
         try:
             Search(product, tiling, self.features, trial, row).run()
         except DeviceLostError as error:
