@@ -7,44 +7,68 @@ earlier kernel before it reads its inputs (`waitForInputs` in kernels/prelude.cu
 
 from __future__ import annotations
 
-import ctypes
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from zinc.backends.api import StepCounts
 from zinc.backends.cuda.driver import checked, driver
+from zinc.backends.cuda.loader import KernelLoader, kernel_parameters
 from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.graph import DispatchGraph
 from zinc.gpu.host import Download
-
-if TYPE_CHECKING:
-    from zinc.backends.cuda.host import CudaHost
 
 STARTS_EARLY = True  # set to False to check whether a race is due to early starts
 
 
 class GraphRecording:
-    """A `zinc.gpu.host.Recording` as a CUDA graph, with the edges of the dispatch graph."""
+    """A `zinc.gpu.host.Recording` as an instantiated CUDA graph.
 
-    def __init__(self, host: CudaHost, graph: DispatchGraph, downloads: Sequence[Download]) -> None:
-        self._host = host
-        self._downloads = downloads  # keeps the buffers that the graph writes to
-        self.counts = StepCounts(len(graph.nodes), max(0, len(graph.levels()) - 1))
+    graph: instantiated, destroyed with the recording. downloads: the copies at its end, whose
+    buffers the recording keeps. launch: queues the graph and returns a ticket.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        counts: StepCounts,
+        downloads: Sequence[Download],
+        launch: Callable[[Any], int],
+    ) -> None:
+        self._graph, self.counts = graph, counts
+        self._downloads, self._launch = downloads, launch
+        weakref.finalize(self, driver().cuGraphExecDestroy, graph).atexit = False
+
+    def submit(self) -> int:
+        return self._launch(self._graph)
+
+
+class GraphBuilder:
+    """A builder of CUDA graphs from the dispatch graphs of a device.
+
+    context: of the device. starts_early: use programmatic dependent launch.
+    """
+
+    def __init__(self, kernels: KernelLoader, context: Any, starts_early: bool) -> None:
+        self._kernels, self._context, self._starts_early = kernels, context, starts_early
+
+    def instantiate(self, graph: DispatchGraph, downloads: Sequence[Download]) -> Any:
+        """Return an instantiated graph of the dispatches, then the downloads.
+
+        Raises DeviceError.
+        """
         cuda = driver()
         made = checked(cuda.cuGraphCreate(0), "cuGraphCreate")
         try:
-            self._fill(cuda, made, graph)
-            self._graph = checked(cuda.cuGraphInstantiate(made, 0), "cuGraphInstantiate")
+            self._fill(cuda, made, graph, downloads)
+            return checked(cuda.cuGraphInstantiate(made, 0), "cuGraphInstantiate")
         finally:
             cuda.cuGraphDestroy(made)
-        weakref.finalize(self, cuda.cuGraphExecDestroy, self._graph).atexit = False
 
-    def submit(self) -> int:
-        return self._host.launch_graph(self._graph)
-
-    def _fill(self, cuda: Any, made: Any, graph: DispatchGraph) -> None:
-        """Add a node for each dispatch, and then the downloads."""
+    def _fill(
+        self, cuda: Any, made: Any, graph: DispatchGraph, downloads: Sequence[Download]
+    ) -> None:
+        """Add a node for each dispatch to the graph `made`, and then the downloads."""
         edges = graph.edges()
         before: list[list[int]] = [[] for _ in graph.nodes]
         for earlier, later in edges:
@@ -55,11 +79,11 @@ class GraphRecording:
             self._connect(cuda, made, [nodes[i] for i in after], nodes[-1])
         inner = {earlier for earlier, _ in edges}
         last = [node for i, node in enumerate(nodes) if i not in inner]
-        for download in self._downloads:
+        for download in downloads:
             self._copy(cuda, made, last, download)
 
     def _kernel(self, cuda: Any, made: Any, dispatch: Dispatch) -> Any:
-        kernel = self._host.kernel(dispatch.kernel)
+        kernel = self._kernels[dispatch.kernel]
         # The driver copies the parameters when it makes the node.
         pointers, _arguments = kernel_parameters(dispatch)
         params = cuda.CUDA_KERNEL_NODE_PARAMS()
@@ -76,7 +100,7 @@ class GraphRecording:
         if not after:
             return
         edge = cuda.CUgraphEdgeData()
-        if STARTS_EARLY and self._host.starts_early:
+        if STARTS_EARLY and self._starts_early:
             kind = cuda.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
             edge.type = int(kind)
             edge.from_port = int(cuda.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC)
@@ -92,17 +116,5 @@ class GraphRecording:
         params.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_HOST
         params.dstHost = download.target.bytes.ctypes.data
         params.WidthInBytes, params.Height, params.Depth = download.n_bytes, 1, 1
-        node = cuda.cuGraphAddMemcpyNode(made, after, len(after), params, self._host.context)
+        node = cuda.cuGraphAddMemcpyNode(made, after, len(after), params, self._context)
         checked(node, "cuGraphAddMemcpyNode")
-
-
-def kernel_parameters(dispatch: Dispatch) -> tuple[int, Any]:
-    """Return the address of the parameters of a kernel, and the memory that it points to.
-
-    A kernel has one parameter, the struct of its arguments. The caller keeps the memory until the
-    driver has copied the struct.
-    """
-    packed = dispatch.arguments.pack()
-    arguments = ctypes.create_string_buffer(packed, len(packed))
-    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-    return ctypes.addressof(pointers), (pointers, arguments)

@@ -6,18 +6,16 @@ and kernels, and their work runs in the order of the calls.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from zinc.backends.cuda import compiler
+from zinc.backends.api import StepCounts
 from zinc.backends.cuda.driver import Candidate, attribute, checked, driver
-from zinc.backends.cuda.graph import GraphRecording, kernel_parameters
+from zinc.backends.cuda.graph import GraphBuilder, GraphRecording
+from zinc.backends.cuda.loader import KernelLoader, kernel_parameters
 from zinc.backends.cuda.memory import Memory
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.features import Features
@@ -28,18 +26,9 @@ from zinc.gpu.memory import Buffer, Bytes, MemoryKind
 WARP = 32
 SHARED_BYTES = 48 << 10  # of a block, without asking the driver for more
 EARLY_START = (9, 0)  # compute capability from which a kernel may start before others have ended
-PORTABLE_CLUSTER = 8  # blocks of a cluster that every card with clusters can run
 CLUSTERS = 9, 10  # major compute capabilities whose clusters have up to 16 blocks
 SLEEP_S = 2e-4  # a sleeping wait wakes up this much before the expected end
 SLICE_S = 5e-4  # longest sleep: an early end of a step is noticed within this time
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """A loaded kernel and the threads of its blocks."""
-
-    function: Any
-    threads: int
 
 
 class CudaHost:
@@ -55,10 +44,8 @@ class CudaHost:
         flags = int(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self.stream = checked(cuda.cuStreamCreate(flags), "cuStreamCreate")
         self.memory = Memory(cuda, self.stream, self.enter)
-        self._arch = compiler.architecture(candidate.capability)
-        self._kernels: dict[KernelVariant, Kernel] = {}
-        self._modules: list[Any] = []
-        self._lock, self._compiling = threading.Lock(), threading.Lock()
+        self._kernels = KernelLoader(cuda, candidate.capability, self.enter)
+        self._lock = threading.Lock()
         self._events: dict[int, Any] = {}  # of submissions that were not waited for
         self._spare: list[Any] = []
         self._last = 0
@@ -129,44 +116,15 @@ class CudaHost:
         macros = (f"-D{name}={value}" for name, value in kernel.defines)
         return " ".join([f"{kernel.name}.cu", *macros])
 
-    def kernel(self, kernel: KernelVariant) -> Kernel:
-        """Return a kernel that `compile` has loaded."""
-        return self._kernels[kernel]
-
     def compile(self, kernels: Iterable[KernelVariant], progress: Progress | None = None) -> None:
-        with self._compiling:
-            missing = [x for x in dict.fromkeys(kernels) if x not in self._kernels]
-            if not missing:
-                return
-            self.enter()
-            with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
-                cubins = threads.map(lambda x: compiler.cubin(x, self._arch), missing)
-                for done, (kernel, code) in enumerate(zip(missing, cubins, strict=True)):
-                    self._kernels[kernel] = self._load(kernel, code)
-                    if progress is not None:
-                        progress(done + 1, len(missing))
-
-    def _load(self, kernel: KernelVariant, code: bytes) -> Kernel:
-        cuda = self._cuda
-        module = checked(cuda.cuModuleLoadData(code), f"loading the kernel {kernel.name}")
-        self._modules.append(module)
-        name = compiler.entry(kernel)
-        function = checked(cuda.cuModuleGetFunction(module, name), "cuModuleGetFunction")
-        if kernel.shared_bytes:
-            limit = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            set_ = cuda.cuFuncSetAttribute(function, limit, kernel.shared_bytes)
-            checked(set_, f"shared memory of the kernel {kernel.name}")
-        if dict(kernel.defines).get("CLUSTER", 0) > PORTABLE_CLUSTER:
-            allowed = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            checked(cuda.cuFuncSetAttribute(function, allowed, 1), f"clusters of {kernel.name}")
-        key = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
-        # Each kernel states its threads as launch bounds.
-        threads = checked(cuda.cuFuncGetAttribute(key, function), "cuFuncGetAttribute")
-        return Kernel(function, threads)
+        self._kernels.compile(kernels, progress)
 
     def record(self, graph: DispatchGraph, downloads: Sequence[Download] = ()) -> GraphRecording:
         self.enter()
-        return GraphRecording(self, graph, downloads)
+        builder = GraphBuilder(self._kernels, self.context, self.starts_early)
+        made = builder.instantiate(graph, downloads)
+        counts = StepCounts(len(graph.nodes), max(0, len(graph.levels()) - 1))
+        return GraphRecording(made, counts, downloads, self.launch_graph)
 
     def launch_graph(self, graph: Any) -> int:
         """Queue an instantiated graph. Return a ticket for `wait`."""
@@ -226,7 +184,7 @@ class CudaHost:
     def launch(self, dispatch: Dispatch) -> None:
         """Queue one dispatch of a compiled kernel. Raises DeviceError."""
         self.enter()
-        kernel = self.kernel(dispatch.kernel)
+        kernel = self._kernels[dispatch.kernel]
         pointers, _arguments = kernel_parameters(dispatch)
         blocks, threads = dispatch.groups, (kernel.threads, 1, 1)
         launch = self._cuda.cuLaunchKernel
