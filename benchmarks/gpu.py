@@ -28,7 +28,7 @@ import numpy as np
 
 from zinc.backends import api
 from zinc.backends.api import Program
-from zinc.cli.bench import Bench
+from zinc.cli.bench_steps import Bench
 from zinc.cli.loading import open_model
 from zinc.cli.steps import StepMaker
 from zinc.core.errors import ZincError

@@ -20,7 +20,7 @@ from zinc.backends import api
 from zinc.backends.null import NullBackend
 from zinc.backends.ref import RefBackend, RefProgram
 from zinc.cli import bench_text
-from zinc.cli.bench import Bench
+from zinc.cli.bench_steps import Bench
 from zinc.cli.step_profile import Profile
 from zinc.cli.steps import StepMaker
 from zinc.cli.text import size

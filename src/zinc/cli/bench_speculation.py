@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from zinc.core.progress import stepper
 
 if TYPE_CHECKING:
-    from zinc.cli.bench import Bench
+    from zinc.cli.bench_steps import Bench
     from zinc.engine.load.model import LoadedModel
     from zinc.engine.sampling import SamplingParams
     from zinc.engine.sequence import Timings
