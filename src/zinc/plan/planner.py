@@ -26,6 +26,8 @@ from zinc.ops.values import Dim, Input, RowFormat, Value, Weight
 from zinc.plan import memory, passes, split, tensor_split
 from zinc.plan.adapters import Adapters, add_adapters, targets
 from zinc.plan.alternatives import add_alternatives, held_inputs
+from zinc.plan.rope_store import fuse_rope_store
+from zinc.plan.row_formats import choose_row_formats
 
 
 def make_plan(
@@ -221,7 +223,7 @@ def _rewritten(
         nodes = passes.fuse_residual(nodes, output)
         nodes = passes.fuse_glu(nodes, output, row_format, targets(adapters))
         nodes = passes.fuse_siblings(nodes, output, row_format)
-        nodes = passes.fuse_rope_store(nodes, output, ids)
+        nodes = fuse_rope_store(nodes, output, ids)
     if adapters:
         if not backend.supports("lora"):
             raise UnsupportedError(
@@ -230,7 +232,7 @@ def _rewritten(
                 "leave {lora} out, or choose another backend with {backend}",
             )
         nodes = add_adapters(nodes, adapters, ids)
-    nodes = passes.choose_row_formats(nodes, output, row_format, backend.stores, ids)
+    nodes = choose_row_formats(nodes, output, row_format, backend.stores, ids)
     passes.check(nodes, output)
     return nodes
 

@@ -51,41 +51,66 @@ def split(
     as the table of RoPE angles.
     """
     turns = list(_turns(nodes, _devices(nodes, device_of)))
-    wanted: list[set[int]] = [set() for _ in range(n_devices)]  # values to be received
+    wanted: list[set[int]] = [set() for _ in range(n_devices)]
     local = {v.id for node in nodes if _is_made_locally(node) for v in node.outputs}
-    for at, turn in turns:
-        wanted[at] |= _read(turn) - local
-    lists: list[list[Node]] = [[] for _ in range(n_devices)]
-    # For each device, the index of the first node after its last send or receive. No other device
-    # waits for the nodes from there on, so a receive is placed before them: fewer, longer runs.
-    since = [0] * n_devices
-    makers: dict[Value, int] = {}
-    reduces: dict[int, int] = {}  # the stop of each all-reduce
-    n_stops = 0
-    for at, turn in turns:
-        made = {v: at for node in turn for v in node.outputs}
-        wanted[at] -= {v.id for v in made}
-        if _read(turn) & wanted[at]:
-            received = [v for v in makers if v.id in wanted[at]]
-            attrs = MappingProxyType({"stop": n_stops})
-            for source in sorted({makers[v] for v in received}):
-                sent = tuple(v for v in received if makers[v] == source)
-                lists[source].append(Node(SEND, sent, (), attrs))
-                since[source] = len(lists[source])
-            place = since[at] if take_turns else len(lists[at])
-            lists[at].insert(place, Node(RECEIVE, (), tuple(received), attrs))
-            since[at] = place + 1
-            wanted[at] -= {v.id for v in received}
-            n_stops += 1
+    for device, turn in turns:
+        wanted[device] |= _read(turn) - local
+    lists = _NodeLists(wanted, take_turns)
+    for device, turn in turns:
+        lists.add(device, turn)
+    return lists.nodes
+
+
+class _NodeLists:
+    """The node lists of the devices, which grow by one turn at a time.
+
+    wanted: for each device, the ids of the values that it has yet to make or receive.
+    """
+
+    def __init__(self, wanted: list[set[int]], take_turns: bool) -> None:
+        self.nodes: list[list[Node]] = [[] for _ in wanted]
+        self._wanted, self._take_turns = wanted, take_turns
+        # For each device, the index of the first node after its last send or receive. No other
+        # device waits for the nodes from there on, so a receive is placed before them: fewer,
+        # longer runs.
+        self._since = [0] * len(wanted)
+        self._makers: dict[Value, int] = {}
+        self._reduces: dict[int, int] = {}  # the stop of each all-reduce
+        self._n_stops = 0
+
+    def add(self, device: int, turn: Sequence[Node]) -> None:
+        """Append the nodes of a turn, after a receive of the values that they need."""
+        made = {v: device for node in turn for v in node.outputs}
+        self._wanted[device] -= {v.id for v in made}
+        if _read(turn) & self._wanted[device]:
+            self._receive(device)
         for node in turn:
             if node.op == ALL_REDUCE:
-                stop = reduces.setdefault(int(node.attrs["stop"]), n_stops)
-                n_stops = max(n_stops, stop + 1)
-                node = replace(node, attrs=MappingProxyType({"stop": stop}))
-                since[at] = len(lists[at]) + 1
-            lists[at].append(node)
-        makers |= made
-    return lists
+                node = self._with_stop(node)
+                self._since[device] = len(self.nodes[device]) + 1
+            self.nodes[device].append(node)
+        self._makers |= made
+
+    def _receive(self, device: int) -> None:
+        """Send `device` all values that it wants and that exist."""
+        wanted = self._wanted[device]
+        received = [v for v in self._makers if v.id in wanted]
+        attrs = MappingProxyType({"stop": self._n_stops})
+        for source in sorted({self._makers[v] for v in received}):
+            sent = tuple(v for v in received if self._makers[v] == source)
+            self.nodes[source].append(Node(SEND, sent, (), attrs))
+            self._since[source] = len(self.nodes[source])
+        place = self._since[device] if self._take_turns else len(self.nodes[device])
+        self.nodes[device].insert(place, Node(RECEIVE, (), tuple(received), attrs))
+        self._since[device] = place + 1
+        wanted -= {v.id for v in received}
+        self._n_stops += 1
+
+    def _with_stop(self, node: Node) -> Node:
+        """Return an all-reduce node with a stop in the order of all stops."""
+        stop = self._reduces.setdefault(int(node.attrs["stop"]), self._n_stops)
+        self._n_stops = max(self._n_stops, stop + 1)
+        return replace(node, attrs=MappingProxyType({"stop": stop}))
 
 
 def _read(nodes: Sequence[Node]) -> set[int]:
@@ -171,39 +196,7 @@ def join(parts: Sequence[Part]) -> SplitPlan:
 
     Before values are exchanged at a stop, the devices concerned run all launches before it.
     """
-    schedule: list[Segment | Transfer | AllReduce] = []
-    done = [0] * len(parts)
-
-    def run(device: int, until: int) -> None:
-        if until > done[device]:
-            schedule.append(Segment(device, done[device], until))
-            done[device] = until
-
-    stops = ((i, stop) for i, part in enumerate(parts) for stop in part.receives)
-    receivers = {stop: i for i, stop in stops if stop != HOST}
-    for stop in sorted({*receivers, *(stop for part in parts for stop in part.reduces)}):
-        if stop not in receivers:
-            terms = []
-            for device, part in enumerate(parts):
-                if stop in part.reduces:
-                    run(device, part.reduces[stop].at)
-                    *own, total = part.reduces[stop].refs
-                    terms.append(Term(device, own[0] if own else None, total))
-            schedule.append(AllReduce(tuple(terms)))
-            continue
-        target = receivers[stop]
-        senders = [i for i, part in enumerate(parts) if stop in part.sends]
-        received = {ref.id: ref for ref in parts[target].receives[stop].refs}
-        for source in senders:
-            run(source, parts[source].sends[stop].at)
-        run(target, parts[target].receives[stop].at)
-        schedule += [
-            Transfer(source, target, sent, received[sent.id])
-            for source in senders
-            for sent in parts[source].sends[stop].refs
-        ]
-    for device, part in enumerate(parts):
-        run(device, len(part.plan.launches))
+    schedule = _schedule(parts)
     plans = tuple(part.plan for part in parts)
     last = next(plan for plan in plans if plan.output.cols)
     return SplitPlan(
@@ -223,3 +216,59 @@ def join(parts: Sequence[Part]) -> SplitPlan:
         parts=plans,
         schedule=tuple(schedule),
     )
+
+
+def _schedule(parts: Sequence[Part]) -> list[Segment | Transfer | AllReduce]:
+    """Return the schedule of a split plan of `parts`."""
+    stops = ((i, stop) for i, part in enumerate(parts) for stop in part.receives)
+    receivers = {stop: i for i, stop in stops if stop != HOST}
+    reduces = {stop for part in parts for stop in part.reduces}
+    schedule = _Schedule(parts)
+    for stop in sorted(receivers.keys() | reduces):
+        if stop in receivers:
+            schedule.transfer(stop, receivers[stop])
+        else:
+            schedule.all_reduce(stop)
+    for device, part in enumerate(parts):
+        schedule.run(device, len(part.plan.launches))
+    return schedule.entries
+
+
+class _Schedule:
+    """The schedule of a split plan, which grows by one stop at a time."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.entries: list[Segment | Transfer | AllReduce] = []
+        self._parts = parts
+        self._done = [0] * len(parts)
+
+    def run(self, device: int, until: int) -> None:
+        """Append the launches of a device before `until` that are not in the schedule yet."""
+        first = self._done[device]
+        if until > first:
+            self.entries.append(Segment(device, first, until))
+            self._done[device] = until
+
+    def transfer(self, stop: int, target: int) -> None:
+        """Append the transfers of a stop to the device `target`."""
+        senders = [i for i, part in enumerate(self._parts) if stop in part.sends]
+        exchange = self._parts[target].receives[stop]
+        for source in senders:
+            self.run(source, self._parts[source].sends[stop].at)
+        self.run(target, exchange.at)
+        received = {ref.id: ref for ref in exchange.refs}
+        self.entries += [
+            Transfer(source, target, sent, received[sent.id])
+            for source in senders
+            for sent in self._parts[source].sends[stop].refs
+        ]
+
+    def all_reduce(self, stop: int) -> None:
+        """Append the all-reduce of a stop."""
+        terms = []
+        for device, part in enumerate(self._parts):
+            if stop in part.reduces:
+                self.run(device, part.reduces[stop].at)
+                *own, total = part.reduces[stop].refs
+                terms.append(Term(device, own[0] if own else None, total))
+        self.entries.append(AllReduce(tuple(terms)))

@@ -70,6 +70,28 @@ def find_regions(graph: Graph) -> list[Region]:
     return _Regions(graph).find()
 
 
+@dataclass(slots=True)
+class _Members:
+    """The nodes of a region that make the columns of its sum.
+
+    n_parts: parts into which all of them can be divided. whole: values that no member makes, of
+    which a device takes some columns.
+    """
+
+    n_parts: int = 0
+    makers: set[int] = field(default_factory=set)
+    states: set[str] = field(default_factory=set)
+    whole: list[Value] = field(default_factory=list)
+
+    def add(self, index: int, node: Node, division: Division) -> list[Value]:
+        """Add a node; return the values of which its parts need a part."""
+        operands = list(_divided(node, division))
+        self.makers.add(index)
+        self.n_parts = gcd(self.n_parts, division.n_parts)
+        self.states |= {x.name for x in operands if isinstance(x, State)}
+        return [x for x in operands if isinstance(x, Value)]
+
+
 class _Regions:
     """The search for the regions of a graph."""
 
@@ -113,42 +135,43 @@ class _Regions:
         weight = node.weight(sums.matrix)
         if not _has_columns(weight):
             return None
-        n_parts = 0
-        makers: set[int] = set()
-        states: set[str] = set()
-        pending = [node.rows(sums.rows)]
-        whole: list[Value] = []  # values of which a device takes some columns
+        members = self._members(node.rows(sums.rows))
+        if members is None:
+            return None
+        makers = members.makers
+        ops = [OPS[self._nodes[index].op] for index in makers]
+        if not any(op.has_matrices or op.reads_cache for op in ops):
+            return None
+        layouts = self._layouts(makers)
+        if any(value.runs > 1 or value.id in layouts for value in members.whole):
+            return None  # a device would take columns that are not next to each other
+        n_parts = members.n_parts
+        size = _columns_together(weight)
+        for n in layouts.get(node.rows(sums.rows).id, (weight.cols,)):
+            n_parts = gcd(n_parts, n // size if n % size == 0 else 1)
+        return Region(
+            n_parts, frozenset(makers), frozenset({i}), frozenset(members.states), layouts
+        )
+
+    def _members(self, columns: Value) -> _Members | None:
+        """Return the nodes that make `columns` and are divided with them; None if one cannot be."""
+        found = _Members()
+        pending = [columns]
         while pending:
             value = pending.pop()
             at = self._makers.get(value.id)
             division = None if at is None else _division(self._nodes[at])
             if at is None or division is None:
-                whole.append(value)
+                found.whole.append(value)
                 continue
             for index in (at, *self._writers(self._nodes[at], division)):
-                if index in makers:
+                if index in found.makers:
                     continue
-                member = self._nodes[index]
-                part = _division(member)
+                part = _division(self._nodes[index])
                 if part is None:
                     return None
-                makers.add(index)
-                n_parts = gcd(n_parts, part.n_parts)
-                for x in _divided(member, part):
-                    if isinstance(x, Value):
-                        pending.append(x)
-                    elif isinstance(x, State):
-                        states.add(x.name)
-        ops = [OPS[self._nodes[index].op] for index in makers]
-        if not any(op.has_matrices or op.reads_cache for op in ops):
-            return None
-        layouts = self._layouts(makers)
-        if any(value.runs > 1 or value.id in layouts for value in whole):
-            return None  # a device would take columns that are not next to each other
-        size = _columns_together(weight)
-        for n in layouts.get(node.rows(sums.rows).id, (weight.cols,)):
-            n_parts = gcd(n_parts, n // size if n % size == 0 else 1)
-        return Region(n_parts, frozenset(makers), frozenset({i}), frozenset(states), layouts)
+                pending += found.add(index, self._nodes[index], part)
+        return found
 
     def _layouts(self, makers: set[int]) -> dict[int, tuple[int, ...]]:
         """Return the sizes of the sections of the values of a region that consist of several.

@@ -221,28 +221,32 @@ class _Divider:
 
         Operands that are added once, such as a bias, are operands of the first partial sum only.
         """
-        op = OPS[node.op]
-        assert op.sums is not None
         partial: _Copies = [None] * self._n_devices
         for device in cut.devices:
-            inputs: list[Input] = []
-            for operand, x in op.signature.declared(node.inputs):
-                if operand.name == op.sums.rows:
-                    assert isinstance(x, Value)
-                    inputs.append(self._columns(x, device, cut))
-                elif operand.name == op.sums.matrix:
-                    assert isinstance(x, Weight)
-                    sections = cut.region.layouts.get(node.rows(op.sums.rows).id, (x.cols,))
-                    cols = cut.ranges(device, sections)
-                    inputs.append(matrix_part(x, range(x.planes), range(x.rows), cols))
-                elif operand.name in op.sums.once and device != cut.devices[0]:
-                    inputs.append(None)
-                else:
-                    inputs.append(self._operand(x, device))
+            inputs = tuple(
+                self._operand_of_partial(node, operand.name, x, device, cut)
+                for operand, x in OPS[node.op].signature.declared(node.inputs)
+            )
             outputs = tuple(self._copy(v) for v in node.outputs)
-            self._add(device, replace(node, inputs=tuple(inputs), outputs=outputs))
+            self._add(device, replace(node, inputs=inputs, outputs=outputs))
             (partial[device],) = outputs
         self._sums[node.outputs[0].id] = partial, node.label
+
+    def _operand_of_partial(self, node: Node, name: str, x: Input, device: int, cut: _Cut) -> Input:
+        """Return the operand `name` of the partial sum of `node` on a device, in place of `x`."""
+        sums = OPS[node.op].sums
+        assert sums is not None
+        if name == sums.rows:
+            assert isinstance(x, Value)
+            return self._columns(x, device, cut)
+        if name == sums.matrix:
+            assert isinstance(x, Weight)
+            sections = cut.region.layouts.get(node.rows(sums.rows).id, (x.cols,))
+            cols = cut.ranges(device, sections)
+            return matrix_part(x, range(x.planes), range(x.rows), cols)
+        if name in sums.once and device != cut.devices[0]:
+            return None
+        return self._operand(x, device)
 
     def _add_sum(self, node: Node) -> bool:
         """Add a node to partial sums that only it reads, so that they are added up after it.
