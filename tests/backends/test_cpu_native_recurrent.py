@@ -232,11 +232,11 @@ class Heads:
         return head // (self.n_v // self.n_k) if self.grouped else head % self.n_k
 
 
-def delta_op(lengths: Sequence[int], h: Heads, pace: float = 0.2) -> Op:
+def delta_op(lengths: Sequence[int], h: Heads, decay_rate: float = 0.2) -> Op:
     n = sum(lengths)
     qkv = normal(0, n, 2 * h.n_k * h.k_dim + h.n_v * h.v_dim)
     alpha, beta = 2 * normal(1, n, h.n_v * h.channels), 2 * normal(2, n, h.n_v)
-    a, bias = -pace * np.exp(normal(3, h.n_v)), normal(4, h.n_v * h.channels)
+    a, bias = -decay_rate * np.exp(normal(3, h.n_v)), normal(4, h.n_v * h.channels)
     attrs: dict[str, float] = {
         "n_k_heads": h.n_k,
         "n_v_heads": h.n_v,
@@ -255,10 +255,10 @@ def delta_op(lengths: Sequence[int], h: Heads, pace: float = 0.2) -> Op:
     )
 
 
-def recurrence(op: Op, h: Heads, lengths: Sequence[int], pace: float = 0.2) -> Floats:
+def recurrence(op: Op, h: Heads, lengths: Sequence[int], decay_rate: float = 0.2) -> Floats:
     """Return the output by the definition, in float64."""
     qkv, alpha, beta = (x.astype(np.float64) for x in op.rows)
-    a, bias = -pace * np.exp(normal(3, h.n_v)), normal(4, h.n_v * h.channels)
+    a, bias = -decay_rate * np.exp(normal(3, h.n_v)), normal(4, h.n_v * h.channels)
     out = np.empty((len(qkv), h.n_v, h.v_dim))
     x, a = (alpha + bias).reshape(len(qkv), h.n_v, h.channels), a.astype(np.float32)[:, None]
     g = np.exp(h.floor * sigmoid(a * x) if h.floor else a * np.logaddexp(0, x))
@@ -297,14 +297,14 @@ def test_delta_rule(level: str, h: Heads) -> None:
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
-@pytest.mark.parametrize("pace", [1e-4, 3.0, 100.0])
+@pytest.mark.parametrize("decay_rate", [1e-4, 3.0, 100.0])
 def test_delta_rule_that_forgets_slowly_or_at_once(
-    level: str, pace: float, per_channel: bool
+    level: str, decay_rate: float, per_channel: bool
 ) -> None:
     h, lengths = Heads(per_channel=per_channel), (200,)
-    op = delta_op(lengths, h, pace)
+    op = delta_op(lengths, h, decay_rate)
     got = op.run(level, [whole(lengths)]).rows
-    assert relative_error(got, recurrence(op, h, lengths, pace)) < 2e-5
+    assert relative_error(got, recurrence(op, h, lengths, decay_rate)) < 2e-5
 
 
 def test_delta_rule_of_extreme_gates(level: str) -> None:

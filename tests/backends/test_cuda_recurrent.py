@@ -80,11 +80,11 @@ def program_of(backend: Backend, case: Case, n_slots: int, rollback: int = 0) ->
 
 needs_compiler = pytest.mark.skipif(emulated.COMPILER is None, reason="there is no g++")
 CASES = {
-    "delta_rule": delta_case("steps", DeltaShape(2, 4, 64, 80), (TOKENS,), pace=0.05),
+    "delta_rule": delta_case("steps", DeltaShape(2, 4, 64, 80), (TOKENS,), decay_rate=0.05),
     "delta_rule of channels": delta_case(
-        "steps", DeltaShape(2, 4, 32, 48, True), (TOKENS,), pace=0.05
+        "steps", DeltaShape(2, 4, 32, 48, True), (TOKENS,), decay_rate=0.05
     ),
-    "ssm_scan": ssm_case("steps", DeltaShape(2, 18, 32, 16), (TOKENS,), pace=0.05),
+    "ssm_scan": ssm_case("steps", DeltaShape(2, 18, 32, 16), (TOKENS,), decay_rate=0.05),
     "causal_conv": conv_case("steps", 136, 4, lengths=(TOKENS,), bias=True),
 }
 SLOW = {"delta_rule of channels"}
@@ -120,7 +120,7 @@ def test_states_that_are_rolled_back_continue_in_chunks(name: str, rejected: int
 @needs_compiler
 def test_scans_of_wide_states_go_in_chunks_with_one_stage() -> None:
     """Two stages of states of 256 numbers need more shared memory than most cards have."""
-    case = ssm_case("wide", DeltaShape(1, 2, 256, 48), (TOKENS,), pace=0.05)
+    case = ssm_case("wide", DeltaShape(1, 2, 256, 48), (TOKENS,), decay_rate=0.05)
     steps = steps_of(STEPS[:3], (1, 0))
     program = program_of(emulated.backend(), case, 2)
     check(program, program_of(api.create("ref"), case, 2), steps)

@@ -14,7 +14,7 @@ from zinc.ops.recurrent import DeltaShape, delta_case
 
 pytestmark = pytest.mark.skipif("vulkan" not in computing(), reason="there is no Vulkan driver")
 
-CASE = delta_case("steps", DeltaShape(2, 4, 32, 40, True), (TOKENS,), pace=0.05, floor=-5.0)
+CASE = delta_case("steps", DeltaShape(2, 4, 32, 40, True), (TOKENS,), decay_rate=0.05, floor=-5.0)
 PROMPT, DECODE, *_ = steps_of(STEPS, (1, 0))
 
 

@@ -26,7 +26,7 @@ FORMS = [
     for name, in_chunks in (("delta_rule", delta_rule_in_chunks), ("ssm_scan", ssm_scan_in_chunks))
     for case in OPS[name].cases()
 ]
-LONG = delta_case("long", DeltaShape(2, 4, 32, 16), (3 * CHUNK + 11,), pace=0.05)
+LONG = delta_case("long", DeltaShape(2, 4, 32, 16), (3 * CHUNK + 11,), decay_rate=0.05)
 
 
 def steps(lengths: Sequence[int], cut: int) -> list[tuple[Step, np.ndarray]]:
@@ -139,7 +139,7 @@ def test_a_state_that_never_decays_remembers_every_key() -> None:
 
 
 def test_decay_without_overflow() -> None:
-    case = delta_case("huge", DeltaShape(1, 2, 16, 16), (40,), pace=1e4)
+    case = delta_case("huge", DeltaShape(1, 2, 16, 16), (40,), decay_rate=1e4)
     for weight in list(case.tensors):
         if case.tensors[weight].shape == (40, 2):
             case.tensors[weight] *= 1e4

@@ -43,7 +43,7 @@ CASES = [
     *(case for op in OPS.values() if op.rollback for case in op.cases()),
     conv_case("700x9", 700, 9, lengths=(40, 30)),
     conv_case("33x2", 33, 2, lengths=(40, 30)),
-    delta_case(ODD_KEYS, DeltaShape(1, 1, 20, 48), (75, 1), pace=0.1),
+    delta_case(ODD_KEYS, DeltaShape(1, 1, 20, 48), (75, 1), decay_rate=0.1),
 ]
 
 
@@ -160,7 +160,7 @@ def test_kernels_with_rollback_agree_with_the_reference(case: Case, name: str) -
 @pytest.mark.parametrize("name", OF_KERNELS)
 def test_kernels_and_the_reference_keep_the_same_slots(name: str) -> None:
     """After the same steps, the valid parts of a slot agree: S, k, d and g of both halves."""
-    case = delta_case("slots", DeltaShape(2, 4, 32, 32), (48,), pace=0.1)
+    case = delta_case("slots", DeltaShape(2, 4, 32, 32), (48,), decay_rate=0.1)
     slots = []
     for backend in (create(name), create("ref")):
         program = program_of(case, rollback_graph(case.graph), backend)

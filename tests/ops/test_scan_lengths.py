@@ -34,7 +34,7 @@ def case_of(name: str, lengths: tuple[int, ...]) -> Case:
     if name == "wkv7":
         return wkv_case("lengths", 2, 32, lengths)
     make = ssm_case if name == "ssm_scan" else delta_case
-    return make("lengths", DeltaShape(1, 20, 16, 16), lengths, pace=0.1)
+    return make("lengths", DeltaShape(1, 20, 16, 16), lengths, decay_rate=0.1)
 
 
 RUNS = [

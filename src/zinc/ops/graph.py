@@ -120,11 +120,18 @@ class Graph:
     ) -> Value | None:
         """Append a node with one output of `cols` columns, or without output if `cols` is None."""
         out = None if cols is None else self.value(dim, cols)
-        outputs = () if out is None else (out,)
-        self.nodes.append(
-            Node(op, tuple(inputs), outputs, MappingProxyType(dict(attrs)), self._label)
-        )
+        self._append(op, inputs, () if out is None else (out,), attrs)
         return out
+
+    def _append(
+        self,
+        op: str,
+        inputs: Sequence[Input],
+        outputs: tuple[Value, ...],
+        attrs: Mapping[str, AttrValue],
+    ) -> None:
+        frozen = MappingProxyType(dict(attrs))
+        self.nodes.append(Node(op, tuple(inputs), outputs, frozen, self._label))
 
     def _make(
         self, op: str, inputs: Sequence[Input], cols: int, dim: Dim, **attrs: AttrValue
@@ -201,7 +208,7 @@ class Graph:
         outputs = tuple(self.value(x.dim, y.cols) for y, _, _ in parts)
         attrs = {"adapter": adapter, "of_outputs": int(x.dim is Dim.OUTPUTS)}
         inputs = (x, *(operand for part in parts for operand in part))
-        self.nodes.append(Node("lora", inputs, outputs, MappingProxyType(attrs), self._label))
+        self._append("lora", inputs, outputs, attrs)
         return list(outputs)
 
     def glu(
@@ -564,8 +571,7 @@ class Graph:
         """Return the slots (token * top_k + rank) by expert, and where each expert starts."""
         order = self.value(routes.dim, routes.cols // 2)
         starts = self.value(Dim.CONSTANT, n_experts + 1)
-        attrs = MappingProxyType({"n_experts": n_experts})
-        self.nodes.append(Node("group_experts", (routes,), (order, starts), attrs, self._label))
+        self._append("group_experts", [routes], (order, starts), {"n_experts": n_experts})
         return order, starts
 
     def moe_glu(
@@ -587,8 +593,7 @@ class Graph:
         """
         out = replace(self.value(x.dim, order.cols * gate.rows), runs=order.cols)
         inputs = (x, order, starts, gate, up, gate_bias, up_bias)
-        given = MappingProxyType({"activation": int(activation), **attrs})
-        self.nodes.append(Node("moe_glu", inputs, (out,), given, self._label))
+        self._append("moe_glu", inputs, (out,), {"activation": int(activation), **attrs})
         return out
 
     def moe_down(

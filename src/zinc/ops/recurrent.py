@@ -114,10 +114,10 @@ def delta_case(
     lengths: Sequence[int],
     *,
     grouped: bool = False,
-    pace: float = 1.0,
+    decay_rate: float = 1.0,
     floor: float = 0.0,
 ) -> Case:
-    """Return a case with random rows. `pace` scales how fast the state decays.
+    """Return a case with random rows. `decay_rate` scales how fast the state decays.
 
     floor: the lowest log g, 0 for none.
     """
@@ -127,7 +127,7 @@ def delta_case(
         case.rows(shape.qkv_cols),
         case.rows(shape.decay_cols, scale=2.0),
         case.rows(heads, scale=2.0),
-        case.given(-pace * np.exp(case.rng.standard_normal(heads)).astype(np.float32)),
+        case.given(-decay_rate * np.exp(case.rng.standard_normal(heads)).astype(np.float32)),
         case.vector(shape.decay_cols),
         RecurrentState("delta", shape.state_floats),
         n_k_heads=shape.n_k_heads,
@@ -140,15 +140,15 @@ def delta_case(
 
 
 def _delta_cases() -> Iterator[Case]:
-    yield delta_case("prompt", DeltaShape(2, 4, 32, 32), (150,), pace=0.02)
-    yield delta_case("ragged", DeltaShape(2, 6, 16, 48), (1, 33, 64, 5), pace=0.2)
-    yield delta_case("grouped", DeltaShape(2, 6, 48, 16), (70, 3), grouped=True, pace=0.2)
-    yield delta_case("equal", DeltaShape(3, 3, 128, 128), (1, 1, 40), pace=0.2)
-    yield delta_case("forgetful", DeltaShape(1, 2, 32, 32), (100,), pace=40.0)
-    yield delta_case("channels", DeltaShape(2, 2, 32, 48, True), (1, 33, 64, 5), pace=0.2)
-    yield delta_case("channels-shared", DeltaShape(2, 4, 128, 32, True), (20,), pace=20.0)
+    yield delta_case("prompt", DeltaShape(2, 4, 32, 32), (150,), decay_rate=0.02)
+    yield delta_case("ragged", DeltaShape(2, 6, 16, 48), (1, 33, 64, 5), decay_rate=0.2)
+    yield delta_case("grouped", DeltaShape(2, 6, 48, 16), (70, 3), grouped=True, decay_rate=0.2)
+    yield delta_case("equal", DeltaShape(3, 3, 128, 128), (1, 1, 40), decay_rate=0.2)
+    yield delta_case("forgetful", DeltaShape(1, 2, 32, 32), (100,), decay_rate=40.0)
+    yield delta_case("channels", DeltaShape(2, 2, 32, 48, True), (1, 33, 64, 5), decay_rate=0.2)
+    yield delta_case("channels-shared", DeltaShape(2, 4, 128, 32, True), (20,), decay_rate=20.0)
     yield delta_case("channels-floor", DeltaShape(2, 2, 16, 16, True), (70, 3), floor=-5.0)
-    yield delta_case("channels-wide", DeltaShape(1, 2, 128, 128, True), (150, 9), pace=3.0)
+    yield delta_case("channels-wide", DeltaShape(1, 2, 128, 128, True), (150, 9), decay_rate=3.0)
 
 
 def _delta_division(node: Node) -> Division:

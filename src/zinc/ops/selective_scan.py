@@ -103,15 +103,15 @@ def selective_scan(
     """
     size, ring = b.shape[1], 1 + int(attrs.get("rollback", 0))
     rates = decay.reshape(-1, size).astype(np.float64)
-    paces = np.logaddexp(0.0, dt + dt_bias, dtype=np.float64)
+    step_sizes = np.logaddexp(0.0, dt + dt_bias, dtype=np.float64)
     y = np.empty_like(x)
     for s, span in sequences(step):
         stored = state.at(step, s).reshape(ring, -1, size)
         position = int(step.positions[span.start])
         now = stored[(position - 1) % ring].astype(np.float64)
         for t in range(span.start, span.stop):
-            pace = paces[t, :, None]
-            now = np.exp(rates * pace) * now + pace * x[t, :, None] * b[t]
+            step_size = step_sizes[t, :, None]
+            now = np.exp(rates * step_size) * now + step_size * x[t, :, None] * b[t]
             y[t] = now @ c[t].astype(np.float64) + skip * x[t]
             stored[(position + t - span.start) % ring] = now
     return [y]

@@ -33,13 +33,15 @@ def _cost(node: Node) -> Cost:
     )
 
 
-def ssm_case(name: str, shape: DeltaShape, lengths: Sequence[int], *, pace: float = 1.0) -> Case:
-    """Return a case with random rows. `pace` scales how fast the state decays."""
+def ssm_case(
+    name: str, shape: DeltaShape, lengths: Sequence[int], *, decay_rate: float = 1.0
+) -> Case:
+    """Return a case with random rows. `decay_rate` scales how fast the state decays."""
     case, heads = Case(name, sum(lengths), sequences=lengths), shape.n_v_heads
     out = case.graph.ssm_scan(
         case.rows(shape.qkv_cols),
         case.rows(heads, scale=2.0),
-        case.given(-pace * np.exp(case.rng.standard_normal(heads)).astype(np.float32)),
+        case.given(-decay_rate * np.exp(case.rng.standard_normal(heads)).astype(np.float32)),
         case.vector(heads),
         case.vector(heads),
         RecurrentState("ssm", shape.state_floats),
@@ -51,10 +53,10 @@ def ssm_case(name: str, shape: DeltaShape, lengths: Sequence[int], *, pace: floa
 
 
 def _cases() -> Iterator[Case]:
-    yield ssm_case("prompt", DeltaShape(1, 4, 32, 32), (150,), pace=0.02)
-    yield ssm_case("uneven", DeltaShape(2, 6, 16, 48), (1, 33, 64, 5), pace=0.2)
-    yield ssm_case("equal", DeltaShape(3, 3, 128, 64), (1, 1, 40), pace=0.2)
-    yield ssm_case("forgetful", DeltaShape(1, 2, 32, 16), (100,), pace=40.0)
+    yield ssm_case("prompt", DeltaShape(1, 4, 32, 32), (150,), decay_rate=0.02)
+    yield ssm_case("uneven", DeltaShape(2, 6, 16, 48), (1, 33, 64, 5), decay_rate=0.2)
+    yield ssm_case("equal", DeltaShape(3, 3, 128, 64), (1, 1, 40), decay_rate=0.2)
+    yield ssm_case("forgetful", DeltaShape(1, 2, 32, 16), (100,), decay_rate=40.0)
 
 
 def _division(node: Node) -> Division:
@@ -109,13 +111,13 @@ def ssm_scan(
         return ssm_scan_in_chunks(step, attrs, xbc, dt, decay, dt_bias, skip, state)
     shape = delta_shape(attrs)
     x, b, c = _heads(xbc, shape)
-    paces, g = _paces(dt, decay, dt_bias)
+    step_sizes, g = _discretised(dt, decay, dt_bias)
     y = np.empty(x.shape, np.float32)
     for s, span in sequences(step):
         stored = slot_views(state.at(step, s), shape)[0]
         matrix = stored.astype(np.float64)
         for t in range(span.start, span.stop):
-            added = b[t, :, :, None] * (paces[t, :, None] * x[t])[:, None]
+            added = b[t, :, :, None] * (step_sizes[t, :, None] * x[t])[:, None]
             matrix = matrix * g[t, :, None, None] + added
             y[t] = np.matmul(c[t, :, None], matrix)[:, 0] + skip[:, None] * x[t]
         stored[:] = matrix
@@ -144,7 +146,7 @@ def ssm_scan_in_chunks(
     """
     shape = delta_shape(attrs)
     x, b, c = _heads(xbc, shape)
-    paces, g = _paces(dt, decay, dt_bias)
+    step_sizes, g = _discretised(dt, decay, dt_bias)
     y = np.empty(x.shape, np.float32)
     for s, span in sequences(step):
         halves = state.at(step, s).reshape(2 if attrs.get("rollback") else 1, -1)
@@ -155,7 +157,7 @@ def ssm_scan_in_chunks(
             n = min(CHUNK - old, span.stop - at)
             new, end = slice(at, at + n), old + n
             b_kept[:, :, old:end], g_kept[:, 0, old:end] = b[new].transpose(1, 2, 0), g[new].T
-            d[:, old:end] = (paces[new, :, None] * x[new]).transpose(1, 0, 2)
+            d[:, old:end] = (step_sizes[new, :, None] * x[new]).transpose(1, 0, 2)
             ratio, whole = decay_products(g_kept[:, 0, :end])
             c_new, known = c[new].transpose(1, 0, 2), b_kept[:, :, :end]
             mixed = whole[:, old:, None] * (c_new @ matrix)
@@ -178,9 +180,9 @@ def _heads(xbc: FloatArray, shape: DeltaShape) -> tuple[Float64Array, Float64Arr
     return x.reshape(-1, shape.n_v_heads, shape.v_dim), b, c
 
 
-def _paces(
+def _discretised(
     dt: FloatArray, decay: FloatArray, bias: FloatArray
 ) -> tuple[Float64Array, Float64Array]:
-    """Return softplus(dt + bias), without overflow, and g, both [tokens, heads]."""
-    paces: Float64Array = np.logaddexp(0.0, dt + bias, dtype=np.float64)
-    return paces, np.exp(decay * paces)
+    """Return the step sizes softplus(dt + bias), without overflow, and g, both [tokens, heads]."""
+    step_sizes: Float64Array = np.logaddexp(0.0, dt + bias, dtype=np.float64)
+    return step_sizes, np.exp(decay * step_sizes)

@@ -189,8 +189,8 @@ def wkv7(
     """
     dim, ring = int(attrs["head_dim"]), 1 + int(attrs.get("rollback", 0))
     shape = (len(r), -1, dim)
-    q, pace, keys, values, rate = (x.astype(np.float64).reshape(shape) for x in (r, w, k, v, a))
-    g, rate = np.exp(LOG_DECAY * sigmoid(pace)), sigmoid(rate)
+    q, decay, keys, values, rate = (x.astype(np.float64).reshape(shape) for x in (r, w, k, v, a))
+    g, rate = np.exp(LOG_DECAY * sigmoid(decay)), sigmoid(rate)
     if first is not None and mix is not None:
         share = sigmoid(mix.astype(np.float64)).reshape(shape)
         values = values + share * (first.reshape(shape) - values)
