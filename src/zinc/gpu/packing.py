@@ -100,37 +100,38 @@ def pack(
     With `rows_from`, row i of all planes * rows is row rows_from[i] of the file.
     """
     n_rows, layout = planes * rows, BLOCKS[type]
-    per_row = cols // layout.block_size
-    source = data.reshape(-1, per_row * layout.block_bytes)
+    source = data.reshape(-1, cols // layout.block_size * layout.block_bytes)
     if rows_from is not None:
         source = source[rows_from]
     assert len(source) == n_rows
     if type in FLOATS:
-        row = align(cols, FLOATS[type]) * layout.block_bytes
-        if row == source.shape[1]:
-            return np.ascontiguousarray(source).reshape(-1)
-        padded = np.zeros((n_rows, row), np.uint8)
-        padded[:, : source.shape[1]] = source
-        return padded.reshape(-1)
+        return _padded(source, align(cols, FLOATS[type]) * layout.block_bytes)
+    blocks = np.ascontiguousarray(source).reshape(-1).view(layout.dtype)
+    return _in_streams(type, blocks, offsets(type, n_rows, cols))
 
+
+def _padded(rows: Bytes, row_bytes: int) -> Bytes:
+    """Return `rows`, uint8 [n, bytes], each padded with zeros to `row_bytes`, as one array."""
+    if row_bytes == rows.shape[1]:
+        return np.ascontiguousarray(rows).reshape(-1)
+    padded = np.zeros((len(rows), row_bytes), np.uint8)
+    padded[:, : rows.shape[1]] = rows
+    return padded.reshape(-1)
+
+
+def _in_streams(type: GGMLType, blocks: Blocks, at: StreamOffsets) -> Bytes:
+    """Return the streams of `blocks`, at the offsets `at` of one array."""
     packing = LAYOUTS[type]
-    at = offsets(type, n_rows, cols)
     result = np.zeros(at.n_bytes, np.uint8)
     scales = at.s + at.codebook
     if packing.has_codebook:
         result[at.s : scales] = codebook(type)
-    blocks = np.ascontiguousarray(source).reshape(-1).view(layout.dtype)
     streams = tuple(
         result[first : first + len(blocks) * n_bytes].reshape(len(blocks), n_bytes)
         for first, n_bytes in ((0, packing.q), (at.h, packing.h), (scales, packing.s))
         if n_bytes
     )
-
-    def fill(first: int) -> None:
-        made = packing.split(blocks[first : first + _CHUNK])
-        for stream, part in zip(streams, made, strict=True):
-            stream[first : first + _CHUNK] = part
-
+    fill = partial(_fill, streams, packing, blocks)
     chunks = range(0, len(blocks), _CHUNK)
     if len(chunks) < 4:
         for first in chunks:
@@ -139,6 +140,13 @@ def pack(
         with ThreadPoolExecutor() as pool:
             list(pool.map(fill, chunks))
     return result
+
+
+def _fill(streams: Streams, packing: Layout, blocks: Blocks, first: int) -> None:
+    """Write the chunk of blocks from `first` on into `streams`."""
+    chunk = slice(first, first + _CHUNK)
+    for stream, part in zip(streams, packing.split(blocks[chunk]), strict=True):
+        stream[chunk] = part
 
 
 # Bits of a unit. Element 4 i + j is byte j of word i when the kernel has unpacked it.
@@ -169,10 +177,10 @@ def _nibble_units_of(pairs: Bytes) -> npt.NDArray[np.uint64]:
 
 
 def _two_bit_units(planes: Bytes) -> npt.NDArray[np.uint32]:
-    """Return units of 8 bytes in which bits 2 c, 2 c + 1 of byte j of word k are element
-    16 k + 4 c + j.
+    """Return units of 8 bytes, which are two words of 2-bit elements.
 
-    Each 32 bytes of `planes` hold four units: unit c has bits 2 c and 2 c + 1 of every byte.
+    Element 16 k + 4 c + j is in bits 2 c and 2 c + 1 of byte j of word k. Each 32 bytes of
+    `planes` hold four units: unit c has bits 2 c and 2 c + 1 of every byte.
     """
     words = np.ascontiguousarray(planes).view(np.uint32).reshape(len(planes), -1, 2, 4)
     units = np.empty((len(planes), words.shape[1], 4, 2), np.uint32)

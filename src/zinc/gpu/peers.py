@@ -10,9 +10,9 @@ remaining GPUs may be running other steps.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import accumulate, chain, zip_longest
 from time import perf_counter
 from typing import TypeAlias, cast
 
@@ -35,7 +35,7 @@ from zinc.ops.sampling import SAMPLED_COLS
 from zinc.ops.step import IntArray, Step
 from zinc.ops.values import Dim, FloatArray
 
-TURNS = 2  # parts of a mailbox, used in turn
+TURNS = 2  # a mailbox is double-buffered: exchanges of a group alternate between two parts
 Group: TypeAlias = tuple[frozenset[int], Dim, bool]
 
 
@@ -132,6 +132,18 @@ def exchanges_of(plan: SplitPlan) -> list[list[Exchange]]:
     return found
 
 
+def _turn_bytes(
+    exchanges: Sequence[Sequence[Exchange]], rows: Mapping[Dim, int]
+) -> dict[Group, int]:
+    """Return the bytes of a turn of each group. rows: the most rows of each dim in a step."""
+    found: dict[Group, int] = {}
+    for exchange in chain.from_iterable(exchanges):
+        n_senders = sum(ref is not None for ref in exchange.sent)
+        n_bytes = n_senders * exchange.mail_bytes(rows[exchange.dim])
+        found[exchange.group] = max(n_bytes, found.get(exchange.group, 0))
+    return found
+
+
 class Peers:
     """Mailboxes through which GPUs with peer access exchange the rows of a plan."""
 
@@ -141,39 +153,30 @@ class Peers:
         self._plan, n = plan, len(hosts)
         rows = {Dim.TOKENS: plan.max_tokens, Dim.OUTPUTS: plan.max_outputs, Dim.CONSTANT: 1}
         rows[Dim.SEQUENCES] = plan.max_tokens
-        self._exchanges = exchanges_of(plan)
-        # The bytes of a turn of each group, and their place in every mailbox.
-        sizes: dict[Group, int] = {}
-        for exchange in (x for own in self._exchanges for x in own):
-            n_senders = sum(ref is not None for ref in exchange.sent)
-            size = n_senders * exchange.mail_bytes(rows[exchange.dim])
-            sizes[exchange.group] = max(size, sizes.get(exchange.group, 0))
-        self._rows, self._turn_bytes = rows, sizes
-        self._starts: dict[Group, int] = {}
-        end = 0
-        for group, size in sizes.items():
-            self._starts[group] = end
-            end += TURNS * size
+        self._rows, self._exchanges = rows, exchanges_of(plan)
+        self._turn_bytes = _turn_bytes(self._exchanges, rows)
+        *starts, end = accumulate((TURNS * n for n in self._turn_bytes.values()), initial=0)
+        self._starts = dict(zip(self._turn_bytes, starts, strict=True))  # in every mailbox
         mailboxes = [host.buffer(end) for host in hosts]
         flags = [_zeros(host, 4 * n * EXCHANGE_BLOCKS) for host in hosts]
         rounds = [_zeros(host, 4 * n * EXCHANGE_BLOCKS) for host in hosts]
-        tables = []
-        for card, host in enumerate(hosts):
-            table = PeerTable(
-                mailboxes=_addresses(mailboxes),
-                flags=_addresses(flags),
-                rounds=rounds[card].address,
-                cards=n,
-                card=card,
+        self._tables = [
+            _uploaded(
+                host,
+                PeerTable(
+                    mailboxes=_addresses(mailboxes),
+                    flags=_addresses(flags),
+                    rounds=rounds[card].address,
+                    cards=n,
+                    card=card,
+                ),
             )
-            packed = np.frombuffer(table.pack(), np.uint8)
-            tables.append(host.buffer(aligned(len(packed))))
-            host.write(tables[-1], 0, packed)
+            for card, host in enumerate(hosts)
+        ]
         for host, buffer in zip(hosts, rounds, strict=True):
             # Wait until the flags are cleared. A card may still run steps of another program, and
             # clearing after those steps would erase flags that other cards have set meanwhile.
             host.read(buffer, 0, 4)
-        self._tables = tables
         self._buffers = (*mailboxes, *flags, *rounds)
 
     def plan(self) -> SplitPlan:
@@ -304,6 +307,14 @@ def peer_program(backends: Sequence[GpuBackend], plan: SplitPlan, cache: Cache) 
 
 def _addresses(buffers: Sequence[Buffer]) -> tuple[int, ...]:
     return tuple(buffer.address for buffer in buffers) + (0,) * (MAX_PEERS - len(buffers))
+
+
+def _uploaded(host: Host, table: PeerTable) -> Buffer:
+    """Return a buffer of `host` with a packed table."""
+    packed = np.frombuffer(table.pack(), np.uint8)
+    buffer = host.buffer(aligned(len(packed)))
+    host.write(buffer, 0, packed)
+    return buffer
 
 
 def _zeros(host: Host, n_bytes: int) -> Buffer:

@@ -269,10 +269,10 @@ def _within_registers(features: Features, tile: GemmTile) -> GemmTile:
 
 
 def takes_few_rows(features: Features, half: bool, n_x: int) -> bool:
-    """Return whether a GEMM with few rows of x, which can take both matrices of a gated product,
-    multiplies `n_x` rows.
+    """Return whether the GEMM with few rows of x multiplies `n_x` rows.
 
-    It was tuned on NVIDIA GPUs. Others have no matrices of 8 columns and keep their tiles.
+    It can take both matrices of a gated product. It was tuned on NVIDIA GPUs. Others have no
+    matrices of 8 columns and keep their tiles. `half`: inputs may be rounded to float16.
     """
     few = not features.batch_invariant and n_x <= MAX_FEW_ROWS
     return few and half and features.cooperative_matrix and features.narrow_matrix

@@ -15,7 +15,7 @@ import time
 import weakref
 from contextlib import suppress
 from ctypes import addressof, byref, c_char_p, c_float, c_uint32, c_uint64
-from typing import Any
+from typing import Any, NamedTuple
 
 from zinc.backends.vulkan.physical import (
     COOPERATIVE_MATRIX,
@@ -60,6 +60,25 @@ def open_device(wanted: str = "", instance: str = "0") -> Device:
         if key not in _open:
             _open[key] = Device(lib, chosen)
         return _open[key]
+
+
+class _Properties(NamedTuple):
+    """The properties of a device by the version of Vulkan, and its counts of compute units."""
+
+    device: Any
+    v11: vk.Properties11
+    v12: vk.Properties12
+    v13: vk.Properties13
+    sms: vk.SMBuiltins
+    cores: vk.ShaderCores
+
+    @property
+    def compute_units(self) -> int:
+        """The number of compute units; a guess if the driver does not tell it."""
+        cores = self.cores
+        if units := self.sms.count or cores.engines * cores.arrays * cores.units:
+            return int(units)
+        return os.cpu_count() or 1 if self.device.kind == vk.CPU_DEVICE else 16
 
 
 class Device:
@@ -189,35 +208,20 @@ class Device:
         return p, sizes
 
     def _read_properties(self) -> None:
-        lib, physical = self._lib, self._physical
-        self.extensions = extensions(lib, physical)
-        properties, p11, p12, p13 = (
-            vk.Properties2(),
-            vk.Properties11(),
-            vk.Properties12(),
-            vk.Properties13(),
-        )
-        sms, cores = vk.SMBuiltins(), vk.ShaderCores()
-        properties.chain(p11).chain(p12).chain(p13)
-        if SM_BUILTINS in self.extensions:
-            properties.chain(sms)
-        if SHADER_CORES in self.extensions:
-            properties.chain(cores)
-        lib.vkGetPhysicalDeviceProperties2(physical, byref(properties))
-        p = properties.properties
+        """Read the extensions, limits and features that a backend needs to know."""
+        self.extensions = extensions(self._lib, self._physical)
+        self.enabled = has = supported_features(self._lib, self._physical)
+        read = self._properties()
+        p = read.device
         self.uuid = bytes(p.uuid).hex()
         self.vendor, self.kind = p.vendor, p.kind
         self.unified = p.kind == vk.INTEGRATED_DEVICE
         self.timestamp_s = p.limits.timestampPeriod * 1e-9
-        self.max_allocation = min(p11.maxMemoryAllocationSize, p13.maxBufferSize or 1 << 62)
-        has = supported_features(lib, physical)
-        subgroup, self.sets_subgroup_size = subgroup_of(has, p.vendor, p11, p13)
+        max_buffer = read.v13.maxBufferSize or 1 << 62
+        self.max_allocation = min(read.v11.maxMemoryAllocationSize, max_buffer)
+        subgroup, self.sets_subgroup_size = subgroup_of(has, p.vendor, read.v11, read.v13)
         self.fills_subgroups = "computeFullSubgroups" in has
-        units = sms.count or cores.engines * cores.arrays * cores.units
-        if not units:
-            units = os.cpu_count() or 1 if p.kind == vk.CPU_DEVICE else 16
-        self.enabled = has
-        self.coherent = self._stores_coherently(p12.driverID)
+        self.coherent = self._stores_coherently(read.v12.driverID)
         shapes = self._matrix_shapes() if COOPERATIVE_MATRIX in self.extensions else set()
         matrix = next((shape for shape in MATRIX_SHAPES if shape in shapes), None)
         self.features = Features(
@@ -226,10 +230,23 @@ class Device:
             cooperative_matrix=matrix is not None,
             narrow_matrix={SQUARE, NARROW} <= shapes,
             matrix=matrix or SQUARE,
-            registers=registers_of(p.vendor, subgroup, p13),
+            registers=registers_of(p.vendor, subgroup, read.v13),
             shared_bytes=p.limits.maxComputeSharedMemorySize,
-            compute_units=units,
+            compute_units=read.compute_units,
         )
+
+    def _properties(self) -> _Properties:
+        """Return the properties of the device; those that it does not have are 0."""
+        properties = vk.Properties2()
+        v11, v12, v13 = vk.Properties11(), vk.Properties12(), vk.Properties13()
+        sms, cores = vk.SMBuiltins(), vk.ShaderCores()
+        properties.chain(v11).chain(v12).chain(v13)
+        if SM_BUILTINS in self.extensions:
+            properties.chain(sms)
+        if SHADER_CORES in self.extensions:
+            properties.chain(cores)
+        self._lib.vkGetPhysicalDeviceProperties2(self._physical, byref(properties))
+        return _Properties(properties.properties, v11, v12, v13, sms, cores)
 
     def _stores_coherently(self, driver: int) -> bool:
         """Return whether kernels store coherently, so that barriers need not flush caches.

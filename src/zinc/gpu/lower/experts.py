@@ -209,38 +209,42 @@ def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("moe_down")
 def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    h, order, routes = (rows(launch, name) for name in ("h", "order", "routes"))
-    w, out, top_k = weight_of(at, launch.input("down")), launch.outputs[0], order.cols
-    bias, scale = (vector_or_null(at, launch.input(name)) for name in ("bias", "scale"))
-    residual, residual_stride = ref_or_null(at, launch.input("residual"))
-    slots, n_x = _runs(at, h, top_k), bucket.rows(h.dim)
+    n_x = bucket.rows(rows(launch, "h").dim)
     if n_x <= tiles.MAX_BATCH and not at.features.batch_invariant:
-        key = TileKey("moe_down", w.type, n_x * w.rows, top_k * w.cols)
-        tile = tiles.gemv(at.features, key)
-        arguments = MoeDownArguments(
-            step=at.step,
-            w=matrix(w),
-            h=slots.address,
-            y=at.ref(out),
-            routes=at.ref(routes),
-            bias=bias,
-            scale=scale,
-            residual=residual,
-            rows=w.rows,
-            cols=w.cols,
-            h_stride=slots.stride,
-            h_run=slots.run,
-            routes_stride=routes.stride,
-            y_stride=out.stride,
-            residual_stride=residual_stride,
-            dim=dim_code(h.dim, bucket),
-            top_k=top_k,
-        )
-        defines = (*format_defines(at, w, h, w.cols, slots.run), *tile.defines)
-        groups = (ceil_div(w.rows, tile.tile), n_x, 1)
-        return [Dispatch(KernelVariant("moe_down", defines), arguments, groups)]
+        return [_gemv_down(launch, at, bucket)]
     products, total = summed_products_of(launch, at, bucket)
     return [products.dispatch(at, bucket), total]
+
+
+def _gemv_down(launch: Launch, at: Addresses, bucket: Bucket) -> Dispatch:
+    """Return the dispatch of a moe_down for few tokens, which sums over a token's slots itself."""
+    h, order, routes = (rows(launch, name) for name in ("h", "order", "routes"))
+    w, out, top_k = weight_of(at, launch.input("down")), launch.outputs[0], order.cols
+    residual, residual_stride = ref_or_null(at, launch.input("residual"))
+    slots, n_x = _runs(at, h, top_k), bucket.rows(h.dim)
+    tile = tiles.gemv(at.features, TileKey("moe_down", w.type, n_x * w.rows, top_k * w.cols))
+    arguments = MoeDownArguments(
+        step=at.step,
+        w=matrix(w),
+        h=slots.address,
+        y=at.ref(out),
+        routes=at.ref(routes),
+        bias=vector_or_null(at, launch.input("bias")),
+        scale=vector_or_null(at, launch.input("scale")),
+        residual=residual,
+        rows=w.rows,
+        cols=w.cols,
+        h_stride=slots.stride,
+        h_run=slots.run,
+        routes_stride=routes.stride,
+        y_stride=out.stride,
+        residual_stride=residual_stride,
+        dim=dim_code(h.dim, bucket),
+        top_k=top_k,
+    )
+    defines = (*format_defines(at, w, h, w.cols, slots.run), *tile.defines)
+    groups = (ceil_div(w.rows, tile.tile), n_x, 1)
+    return Dispatch(KernelVariant("moe_down", defines), arguments, groups)
 
 
 def summed_products_of(

@@ -24,44 +24,46 @@ _WORKGROUPS = 256
 
 @lowers("lora")
 def lora(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    x, found = rows(launch, "x"), []
-    n_rows = bucket.rows(x.dim)
-    threads = 256 if at.features.subgroup >= 16 else 64
-    for part, out in enumerate(launch.outputs):
-        y, a = launch.input("y", part), launch.input("a", part)
-        b = weight_of(at, launch.input("b", part))
-        assert isinstance(y, Ref)
-        if b.type is not GGMLType.F16 or b.cols > MAX_RANK:
-            raise NotImplementedError(f"an adapter of rank {b.cols} and type {b.type.name}")
-        slices = min(ceil_div(b.rows, threads), max(1, _WORKGROUPS // max(1, n_rows)))
-        in_place = at.ref(y) == at.ref(out) and y.stride == out.stride
-        kernel = KernelVariant(
-            "lora",
-            (
-                ("THREADS", threads),
-                ("RANK", b.cols),
-                ("ROWS_Q8", is_q8(x)),
-                ("SHRINKS", int(a is not None)),
-                ("IN_PLACE", int(in_place)),
-                ("OF_OUTPUTS", int(launch.attributes["of_outputs"])),
-            ),
-        )
-        arguments = LoraArguments(
-            step=at.step,
-            scales=at.adapters,
-            x=at.ref(x),
-            a=weight_of(at, a).address if isinstance(a, Weight) else 0,
-            b=b.address,
-            y=at.ref(y),
-            result=at.ref(out),
-            x_stride=x.stride,
-            y_stride=y.stride,
-            result_stride=out.stride,
-            cols=x.cols,
-            rows=b.rows,
-            slice_rows=ceil_div(b.rows, slices),
-            adapter=int(launch.attributes["adapter"]),
-            dim=dim_code(x.dim, bucket),
-        )
-        found.append(Dispatch(kernel, arguments, (slices, n_rows, 1)))
-    return found
+    return [_part(launch, at, bucket, part) for part in range(len(launch.outputs))]
+
+
+def _part(launch: Launch, at: Addresses, bucket: Bucket, part: int) -> Dispatch:
+    """Return the dispatch of the adapter of one product of x."""
+    x, out = rows(launch, "x"), launch.outputs[part]
+    y, a = launch.input("y", part), launch.input("a", part)
+    b = weight_of(at, launch.input("b", part))
+    assert isinstance(y, Ref)
+    if b.type is not GGMLType.F16 or b.cols > MAX_RANK:
+        raise NotImplementedError(f"an adapter of rank {b.cols} and type {b.type.name}")
+    n_rows, threads = bucket.rows(x.dim), 256 if at.features.subgroup >= 16 else 64
+    slices = min(ceil_div(b.rows, threads), max(1, _WORKGROUPS // max(1, n_rows)))
+    in_place = at.ref(y) == at.ref(out) and y.stride == out.stride
+    kernel = KernelVariant(
+        "lora",
+        (
+            ("THREADS", threads),
+            ("RANK", b.cols),
+            ("ROWS_Q8", is_q8(x)),
+            ("SHRINKS", int(a is not None)),
+            ("IN_PLACE", int(in_place)),
+            ("OF_OUTPUTS", int(launch.attributes["of_outputs"])),
+        ),
+    )
+    arguments = LoraArguments(
+        step=at.step,
+        scales=at.adapters,
+        x=at.ref(x),
+        a=weight_of(at, a).address if isinstance(a, Weight) else 0,
+        b=b.address,
+        y=at.ref(y),
+        result=at.ref(out),
+        x_stride=x.stride,
+        y_stride=y.stride,
+        result_stride=out.stride,
+        cols=x.cols,
+        rows=b.rows,
+        slice_rows=ceil_div(b.rows, slices),
+        adapter=int(launch.attributes["adapter"]),
+        dim=dim_code(x.dim, bucket),
+    )
+    return Dispatch(kernel, arguments, (slices, n_rows, 1))

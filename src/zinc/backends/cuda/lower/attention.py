@@ -94,18 +94,10 @@ class AttentionTile:
 def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Dispatch]:
     """Return the dispatches of attention that writes its output to address `y_at`."""
     state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
-    q, (y,), cache = rows(launch, "q"), launch.outputs, at.kv(state)
     selected, seen = selection(launch, at, bucket), bucket
-    is_wide = max(state.head_dim, state.head_dim_v) > MAX_DIM
     if selected is not None:  # a tile has rows of one token
         seen = replace(bucket, sequences=bucket.tokens, keys=min(bucket.keys, selected.cols))
-        has_words = cache.dtype == "f16" or state.head_dim % 64 == 0  # of scales
-        is_wide = is_wide and state.v_from_k and has_words
-    tile: AttentionTile | WideTile | None = None
-    if bucket.tokens > 1 and selected is None:
-        tile = choose_tile(state, n_heads, at, bucket)
-    if tile is None and is_wide:
-        tile = wide_tile(state, n_heads, at, seen, stores_blocks=bool(is_q8(y)))
+    tile = _tile(launch, at, bucket, seen, is_selected=selected is not None)
     if tile is None or at.features.batch_invariant:
         return attend(launch, at, bucket, y_at)
     splits = tile.splits
@@ -124,7 +116,43 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
             selected_stride=selected.stride,
             n_selected=selected.cols,
         )
-    kernel = KernelVariant(
+    kernel = _kernel(launch, at, tile, is_selected=selected is not None)
+    grid = (state.n_heads, seen.tiles(tile.rows, n_heads // state.n_heads), splits)
+    dispatches = [Dispatch(kernel, arguments, grid)]
+    if splits > 1:
+        plain = merge(launch, at, bucket, splits, partial, y_at)
+        dispatches.append(spread_merge(plain, state.head_dim_v, at))
+    return dispatches
+
+
+def _tile(
+    launch: Launch, at: Addresses, bucket: Bucket, seen: Bucket, *, is_selected: bool
+) -> AttentionTile | WideTile | None:
+    """Return the tile of an attention op, None if no kernel with tensor cores suits it.
+
+    seen: the step as a tile sees it. is_selected: each token attends to its own selection of keys.
+    """
+    state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
+    tile = None
+    if bucket.tokens > 1 and not is_selected:
+        tile = choose_tile(state, n_heads, at, bucket)
+    is_wide = max(state.head_dim, state.head_dim_v) > MAX_DIM
+    if is_selected:
+        has_words = at.kv(state).dtype == "f16" or state.head_dim % 64 == 0  # of scales
+        is_wide = is_wide and state.v_from_k and has_words
+    if tile is None and is_wide:
+        stores_blocks = bool(is_q8(launch.outputs[0]))
+        return wide_tile(state, n_heads, at, seen, stores_blocks=stores_blocks)
+    return tile
+
+
+def _kernel(
+    launch: Launch, at: Addresses, tile: AttentionTile | WideTile, *, is_selected: bool
+) -> KernelVariant:
+    """Return the kernel that processes attention in tiles like `tile`."""
+    state, q, (y,) = operand(launch, "cache", KVState), rows(launch, "q"), launch.outputs
+    dtype = at.kv(state).dtype
+    return KernelVariant(
         tile.kernel,
         (
             *tile.defines,
@@ -132,22 +160,16 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
             *chunked(launch),
             ("HEAD_DIM", state.head_dim),
             ("HEAD_DIM_V", state.head_dim_v),
-            ("KV_Q8", int(cache.dtype == "q8_0")),
+            ("KV_Q8", int(dtype == "q8_0")),
             ("Q8", is_q8(y)),
-            *((("SELECTED", 1),) if selected else ()),
+            *((("SELECTED", 1),) if is_selected else ()),
             ("SOFTCAP", is_capped(launch)),
-            ("SPLIT", int(splits > 1)),
+            ("SPLIT", int(tile.splits > 1)),
             ("VECTORS", in_vectors(at, q, y)),
             ("V_FROM_K", int(state.v_from_k)),
         ),
-        tile.staged_bytes(state, cache.dtype),
+        tile.staged_bytes(state, dtype),
     )
-    grid = (state.n_heads, seen.tiles(tile.rows, n_heads // state.n_heads), splits)
-    dispatches = [Dispatch(kernel, arguments, grid)]
-    if splits > 1:
-        plain = merge(launch, at, bucket, splits, partial, y_at)
-        dispatches.append(spread_merge(plain, state.head_dim_v, at))
-    return dispatches
 
 
 def spread_merge(plain: Dispatch, columns: int, at: Addresses) -> Dispatch:

@@ -10,7 +10,8 @@ before each block (kernels/conv_block.cuh).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.plans import Launch
@@ -18,6 +19,7 @@ from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import ConvBlockArguments, DeltaChunkArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.features import Features
 from zinc.gpu.lower import recurrent
 from zinc.gpu.lower.operands import ceil_div, in_vectors, rows
 
@@ -35,6 +37,9 @@ MIN_TOKENS = 32
 HEAD, TAIL = 1, 3  # equal those in kernels/delta_parts.cuh
 MAX_K_DIM = 128  # longest columns that fit into the registers of a warp
 MAX_SCAN_K_DIM = 256  # of a scan, which keeps fewer other numbers
+
+Defines: TypeAlias = tuple[tuple[str, int], ...]
+Grid: TypeAlias = tuple[int, int, int]
 
 
 @lowers("causal_conv")
@@ -57,66 +62,125 @@ def causal_conv(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkShape:
+    """The heads of a delta rule or of a scan, and the bytes of the matrices of their chunks.
+
+    channels: each column of the keys has a decay of its own.
+    """
+
+    k_dim: int
+    v_dim: int
+    n_k_heads: int
+    n_v_heads: int
+    is_scan: bool
+    channels: bool
+
+    @classmethod
+    def of(cls, launch: Launch) -> ChunkShape:
+        """Return the shape of a launch of `delta_rule` or `ssm_scan`."""
+        attrs = launch.attributes
+        return cls(
+            k_dim=int(attrs["k_dim"]),
+            v_dim=int(attrs["v_dim"]),
+            n_k_heads=int(attrs["n_k_heads"]),
+            n_v_heads=int(attrs["n_v_heads"]),
+            is_scan=launch.kernel == "ssm_scan",
+            channels="per_channel" in attrs,
+        )
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of a chunk's matrices for a key head, or for a value head with `channels`."""
+        keys = 2 * CHUNK * 16 * _pitch(self.k_dim // 8)
+        return (3 if self.channels else 2) * keys
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a chunk's matrices for a value head."""
+        square = 2 * CHUNK * 16 * _pitch(CHUNK // 8)
+        gates = 4 * (self.k_dim if self.channels else 2 * CHUNK)
+        return (1 if self.is_scan else 2) * square + gates
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk's matrices for all heads."""
+        n_keys = self.n_v_heads if self.channels else self.n_k_heads
+        return n_keys * self.key_bytes + self.n_v_heads * self.value_bytes
+
+    def stages(self, features: Features) -> int:
+        """Return the chunks that fit into shared memory at once, at most SCAN_STAGES."""
+        return min(SCAN_STAGES, features.most_shared_bytes // (self.key_bytes + self.value_bytes))
+
+    def fits(self, features: Features) -> bool:
+        """Return whether the kernels that process chunks can run heads of this shape."""
+        max_k_dim = MAX_SCAN_K_DIM if self.is_scan else MAX_K_DIM
+        are_tiles = self.k_dim % WARP_COLS == self.v_dim % WARP_COLS == 0
+        return are_tiles and self.k_dim <= max_k_dim and self.stages(features) > 0
+
+
 @lowers("ssm_scan")
 @lowers("delta_rule")
 def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     """Lower the op `delta_rule` or `ssm_scan`, in chunks if the kernels suit shape and step."""
     x, by_token = recurrent.RuleOperands.of(launch), recurrent.by_token(launch, at, bucket)
-    attrs = {name: int(value) for name, value in launch.attrs}
-    k_dim, v_dim = attrs["k_dim"], attrs["v_dim"]
-    n_k, n_v = attrs["n_k_heads"], attrs["n_v_heads"]
-    is_scan, channels = x.skip is not None, "per_channel" in attrs
-    key_bytes, value_bytes = _part_bytes(k_dim, is_scan, channels)
-    key_parts = n_v if channels else n_k
-    stages = min(SCAN_STAGES, at.features.most_shared_bytes // (key_bytes + value_bytes))
+    attrs, shape = launch.attributes, ChunkShape.of(launch)
     if (
         not _has_many(bucket)
         or at.features.batch_invariant
-        or ("floor" in attrs and not channels)
-        or k_dim % WARP_COLS
-        or k_dim > (MAX_SCAN_K_DIM if is_scan else MAX_K_DIM)
-        or v_dim % WARP_COLS
-        or stages == 0
+        or ("floor" in attrs and not shape.channels)
+        or not shape.fits(at.features)
     ):
         return by_token
-    slots = bucket.tokens // CHUNK + bucket.sequences
+    slots, rollback = bucket.tokens // CHUNK + bucket.sequences, "rollback" in attrs
     arguments = DeltaChunkArguments(
-        **x.fields(launch, at),
-        chunks=at.scratch.take(slots * (key_parts * key_bytes + n_v * value_bytes)),
+        **x.fields(launch, at), chunks=at.scratch.take(slots * shape.chunk_bytes)
     )
-    rollback = "rollback" in attrs
-    defines = (
-        ("GROUPED", attrs.get("grouped", 1)),
-        ("K_DIM", k_dim),
+    defines: Defines = (
+        ("GROUPED", int(attrs.get("grouped", 1))),
+        ("K_DIM", shape.k_dim),
         ("ROLLBACK", int(rollback)),
-        ("SSM", int(is_scan)),
-        ("VECTORS", in_vectors(at, x.qkv, x.alpha if channels else None)),
-        ("V_DIM", v_dim),
-        *((("CHANNELS", 1),) if channels else ()),
+        ("SSM", int(shape.is_scan)),
+        ("VECTORS", in_vectors(at, x.qkv, x.alpha if shape.channels else None)),
+        ("V_DIM", shape.v_dim),
+        *((("CHANNELS", 1),) if shape.channels else ()),
     )
-    if channels:
-        floor = (("FLOOR", int("floor" in attrs)),)
-        chunk_bytes = max(key_bytes, 3 * CHUNK * k_dim * 4)
-        chunks = KernelVariant("delta_channels", (*defines, *floor), chunk_bytes)
-        chunk_grid = (slots, n_v, 1)
-    else:
-        chunk_bytes = max(key_bytes, CHUNK_WARPS * CHUNK * CHUNK * 4)
-        chunks = KernelVariant("delta_chunks", defines, chunk_bytes)
-        chunk_grid = (slots, n_k, ceil_div(n_v // n_k, CHUNK_WARPS * HEADS_OF_WARP))
-    warps = min(SCAN_WARPS, v_dim // WARP_COLS)
-    scan_defines = (*defines, ("STAGES", stages), ("WARPS", warps))
-    if channels:  # two stages leave no shared memory for more blocks, which would limit registers
-        scan_defines += (("MIN_BLOCKS", 1),)
-    scan = KernelVariant("delta_scan", scan_defines, stages * (key_bytes + value_bytes))
-    grid = (n_v, ceil_div(v_dim, WARP_COLS * warps), bucket.sequences)
+    floor = (("FLOOR", int("floor" in attrs)),) if shape.channels else ()
+    matrices, grid = _matrices(shape, (*defines, *floor), slots)
+    scan, scan_grid = _scan(shape, defines, at.features, bucket)
     dispatches = [
-        Dispatch(chunks, arguments, chunk_grid),
-        Dispatch(scan, arguments, grid, waits=True),
+        Dispatch(matrices, arguments, grid),
+        Dispatch(scan, arguments, scan_grid, waits=True),
     ]
     if not rollback:
         return dispatches
     (rule,) = by_token
     return [_part(rule, HEAD), *dispatches, replace(_part(rule, TAIL), waits=True)]
+
+
+def _matrices(shape: ChunkShape, defines: Defines, slots: int) -> tuple[KernelVariant, Grid]:
+    """Return the kernel that makes the matrices of all chunks, and its grid."""
+    if shape.channels:
+        n_bytes = max(shape.key_bytes, 3 * CHUNK * shape.k_dim * 4)
+        return KernelVariant("delta_channels", defines, n_bytes), (slots, shape.n_v_heads, 1)
+    n_bytes = max(shape.key_bytes, CHUNK_WARPS * CHUNK * CHUNK * 4)
+    repeats = shape.n_v_heads // shape.n_k_heads
+    grid = (slots, shape.n_k_heads, ceil_div(repeats, CHUNK_WARPS * HEADS_OF_WARP))
+    return KernelVariant("delta_chunks", defines, n_bytes), grid
+
+
+def _scan(
+    shape: ChunkShape, defines: Defines, features: Features, bucket: Bucket
+) -> tuple[KernelVariant, Grid]:
+    """Return the kernel that goes through the chunks of each sequence, and its grid."""
+    stages, warps = shape.stages(features), min(SCAN_WARPS, shape.v_dim // WARP_COLS)
+    defines = (*defines, ("STAGES", stages), ("WARPS", warps))
+    if shape.channels:
+        # Two stages leave no shared memory for more blocks, which would limit registers.
+        defines += (("MIN_BLOCKS", 1),)
+    kernel = KernelVariant("delta_scan", defines, stages * (shape.key_bytes + shape.value_bytes))
+    grid = (shape.n_v_heads, ceil_div(shape.v_dim, WARP_COLS * warps), bucket.sequences)
+    return kernel, grid
 
 
 def _part(rule: Dispatch, part: int) -> Dispatch:
@@ -128,13 +192,6 @@ def _part(rule: Dispatch, part: int) -> Dispatch:
 def _has_many(bucket: Bucket) -> bool:
     """Return whether a step has enough tokens to divide its rows into blocks."""
     return bucket.tokens >= max(MIN_TOKENS, 2 * bucket.sequences)
-
-
-def _part_bytes(k_dim: int, is_scan: bool, channels: bool) -> tuple[int, int]:
-    """Return the bytes of a chunk's matrices for a key head and for a value head."""
-    keys, square = (2 * CHUNK * 16 * _pitch(cols // 8) for cols in (k_dim, CHUNK))
-    gates = 4 * (k_dim if channels else 2 * CHUNK)
-    return (3 if channels else 2) * keys, (1 if is_scan else 2) * square + gates
 
 
 def _pitch(chunks: int) -> int:
