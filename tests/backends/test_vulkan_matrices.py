@@ -32,6 +32,8 @@ from zinc.formats.gguf import GGUFFile
 from zinc.gpu.arguments.constants import ProductKind
 from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import Features, MatrixShape
+from zinc.gpu.fragment_tiles import FragmentTile
+from zinc.gpu.lower import linear as lower_linear
 from zinc.models import load
 from zinc.ops import OPS
 from zinc.ops.attention import _attention_case
@@ -224,6 +226,65 @@ def test_gated_products_of_few_rows_agree_with_reference(
     assert np.array_equal(first, second)
     kinds = [dict(shader.defines)["PRODUCT"] for shader in used if shader.name == "gemm"]
     assert sorted(kinds) == [ProductKind.LINEAR, ProductKind.GLU]
+
+
+# Rows of x, weight rows, columns, type of the weight, and the tile.
+FRAGMENTS = {
+    "eight": (5, 40, 64, GGMLType.Q4_0, FragmentTile(1, 8, 1, 1, 2)),
+    "several-tiles": (7, 72, 288, GGMLType.Q5_1, FragmentTile(2, 8, 2, 1, 2)),
+    "sixteen": (11, 40, 256, GGMLType.Q6_K, FragmentTile(1, 16, 1, 1, 1)),
+    "split": (9, 40, 544, GGMLType.Q8_0, FragmentTile(2, 16, 1, 2, 1)),
+    "twice": (18, 24, 64, GGMLType.Q4_1, FragmentTile(1, 16, 1, 1, 1)),
+}
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_products_of_fragments_agree_with_reference(
+    backend: VulkanBackend, used: list[KernelVariant], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    n_x, rows, cols, type, tile = FRAGMENTS[name]
+    monkeypatch.setattr(backend, "features", replace(backend.features, mma_fragments=True))
+    monkeypatch.setattr(lower_linear, "fragment_tile", lambda *_: tile)
+    case = Case(name, n_x)
+    weight = case.matrix(rows, cols, type, cols**-0.5)
+    check(backend, OPS["linear"], case.returns(case.graph.linear(case.rows(cols), weight)))
+    assert {shader.name for shader in used if "gemm" in shader.name} == {"gemm_few"}
+
+
+@pytest.mark.parametrize(
+    ("cols", "tile"),
+    [(4096, FragmentTile(16, 8, 3, 1, 2)), (5120, FragmentTile(10, 16, 3, 2, 1))],
+)
+@pytest.mark.parametrize("kind", [ProductKind.LINEAR, ProductKind.GLU])
+def test_products_of_fragments_compile(cols: int, tile: FragmentTile, kind: ProductKind) -> None:
+    """Slang compiles them for a device with such matrices, which tests above emulate."""
+    defines = {
+        "FORMAT": GGMLType.Q4_K, "ROWS_Q8": 1, "VECTORS": 0, "COLS": cols, "PRODUCT": kind,
+        "OUT_Q8": int(kind is ProductKind.GLU), "SUBGROUP": 32, **dict(tile.defines),
+    }  # fmt: skip
+    assert shaders.spirv(KernelVariant("gemm_few", tuple(defines.items())))
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("tile", [FragmentTile(2, 8, 2, 1, 2), FragmentTile(1, 8, 1, 2, 1)])
+def test_gated_products_of_fragments_agree_with_reference(
+    backend: VulkanBackend,
+    used: list[KernelVariant],
+    monkeypatch: pytest.MonkeyPatch,
+    tile: FragmentTile,
+) -> None:
+    """One kernel multiplies with both matrices and stores 8-bit blocks."""
+    monkeypatch.setattr(backend, "features", replace(backend.features, mma_fragments=True))
+    monkeypatch.setattr(lower_linear, "fragment_tile", lambda *_: tile)
+    case = Case("gated", 6)
+    g, x = case.graph, case.rows(512)
+    gate, up = (case.matrix(96, 512, GGMLType.Q4_0, 512**-0.5) for _ in range(2))
+    h = g.glu(g.linear(x, gate), g.linear(x, up), activation=ActivationFn.SILU)
+    down = case.matrix(40, 96, GGMLType.Q8_0, 0.1)
+    check(backend, OPS["linear_glu"], case.returns(g.linear(h, down)))
+    kinds = {dict(shader.defines)["PRODUCT"] for shader in used if shader.name == "gemm_few"}
+    assert kinds == {ProductKind.LINEAR, ProductKind.GLU}
 
 
 @pytest.mark.every

@@ -33,7 +33,8 @@ class Features:
 
     subgroup: threads of a subgroup (warp, wave). integer_dot: the device has dot products of 8-bit
     integers. cooperative_matrix: subgroups multiply float16 matrices of shape `matrix` and sum in
-    float32; narrow_matrix: also those of shape NARROW. registers: 32-bit registers of a lane.
+    float32; narrow_matrix: also those of shape NARROW. mma_fragments: lanes have the same elements
+    of these matrices as in NVIDIA's mma.m16n8k16. registers: 32-bit registers of a lane.
     warp_groups: warps can multiply in groups of four (wgmma). clusters: neighbouring workgroups can
     read each other's shared memory. shared_bytes: static shared memory of a workgroup.
     most_shared_bytes: static and dynamic shared memory of a workgroup. compute_units: processors
@@ -46,6 +47,7 @@ class Features:
     integer_dot: bool = True
     cooperative_matrix: bool = False
     narrow_matrix: bool = False
+    mma_fragments: bool = False
     matrix: MatrixShape = SQUARE
     registers: int = FULL_REGISTERS
     warp_groups: bool = False

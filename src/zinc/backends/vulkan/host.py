@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from zinc.backends.vulkan.commands import Commands, Recorder
 from zinc.backends.vulkan.device import Device
+from zinc.backends.vulkan.fragments import has_mma_fragments
 from zinc.backends.vulkan.memory import Memory, Staging
 from zinc.backends.vulkan.shaders import Pipelines, for_device
 from zinc.gpu.dispatch import KernelVariant
@@ -21,6 +23,8 @@ class VulkanHost:
     def __init__(self, device: Device) -> None:
         self.device, self.memory = device, Memory(device)
         self.staging, self.pipelines = Staging(self.memory), Pipelines(device)
+        found = has_mma_fragments(device, self.memory, self.staging, self.pipelines)
+        device.features = replace(device.features, mma_fragments=found)
 
     @property
     def features(self) -> Features:

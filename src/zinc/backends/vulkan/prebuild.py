@@ -11,6 +11,7 @@ from pathlib import Path
 
 from zinc.backends.plans import Plan
 from zinc.backends.vulkan import SLANG_KERNELS
+from zinc.backends.vulkan.fragments import KERNEL as FRAGMENTS
 from zinc.backends.vulkan.limits import DOT, READ
 from zinc.backends.vulkan.shaders import for_device, spirv
 from zinc.gpu import ahead
@@ -36,13 +37,15 @@ def device_classes() -> Iterator[Features]:
             # On a CPU tiles do not depend on compute units, and there are no matrices. Subgroups of
             # 16 are Intel's.
             if subgroup != 16 and (subgroup > 8 or not matrix) and (matrix or not narrow):
-                yield Features(
-                    subgroup,
-                    cooperative_matrix=matrix,
-                    narrow_matrix=narrow,
-                    shared_bytes=49152,
-                    compute_units=n,
-                )
+                for fragments in (False, True) if narrow and subgroup == 32 else (False,):
+                    yield Features(
+                        subgroup,
+                        cooperative_matrix=matrix,
+                        narrow_matrix=narrow,
+                        mma_fragments=fragments,
+                        shared_bytes=49152,
+                        compute_units=n,
+                    )
     for n, registers, shape in product(units, (64, 128), (None, *MATRIX_SHAPES[1:])):
         # Only Xe2 and its successors, with 128 registers a lane, have matrices of 16 columns.
         if shape is None or (shape.n == 16) == (registers == 128):
@@ -65,7 +68,9 @@ def shipped(plan: Plan, devices: Iterable[Features], context: int) -> set[Kernel
     steps = ahead.distinct_buckets(plan, context)
     found = set()
     for device in devices:
-        measures = (KernelVariant("limits", (("KIND", kind),)) for kind in (READ, DOT))
+        measures = [KernelVariant("limits", (("KIND", kind),)) for kind in (READ, DOT)]
+        if device.narrow_matrix:
+            measures.append(FRAGMENTS)
         found |= {for_device(shader, device) for shader in measures}
         for mode, kv_dtype in product((False, True), DTYPES):
             features = replace(device, batch_invariant=mode)

@@ -14,6 +14,7 @@ from zinc.gpu.arguments.constants import ProductKind
 from zinc.gpu.arguments.structs import LinearArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.fragment_tiles import fragment_tile, takes_fragments
 from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import (
     ceil_div,
@@ -58,7 +59,7 @@ class Product:
     """A product of rows `x` with a weight, whose rows belong to `planes` heads.
 
     y, residual: (address, stride). kind: LINEAR, GLU or GATED; it decides what `up` and `residual`
-    are (`LinearArguments`).
+    are (`LinearArguments`). rows_beside: weight rows of other products that run at the same time.
     """
 
     x: Ref
@@ -72,6 +73,7 @@ class Product:
     activation: GatedActivation = NO_ACTIVATION
     planes: int = 1
     y_format: RowFormat = RowFormat.F32
+    rows_beside: int = 0
 
     @property
     def n_rows(self) -> int:
@@ -129,6 +131,8 @@ class Product:
 
     def dispatch(self, at: Addresses, bucket: Bucket, waits: bool = False) -> Dispatch:
         w, x, n_rows, n_x = self.w, self.x, self.n_rows, bucket.rows(self.x.dim)
+        if takes_fragments(at.features, w.type, x.format, n_x):
+            return self._gemm_few(at, bucket, waits)
         if not tiles.uses_gemv(at.features, takes_half(w, x), n_x):
             return self._gemm(at, bucket, waits)
         tile = tiles.gemv(at.features, self.key("matvec", bucket))
@@ -136,6 +140,18 @@ class Product:
         groups = (ceil_div(n_rows, tile.tile), ceil_div(n_x, tile.batch), self.planes)
         defines = (*self.defines(at), *tile.defines)
         return Dispatch(KernelVariant("matvec", defines), self.arguments(at, bucket), groups, waits)
+
+    def _gemm_few(self, at: Addresses, bucket: Bucket, waits: bool) -> Dispatch:
+        key = self.key("gemm_few", bucket)
+        tile = fragment_tile(at.features, key, self.rows_beside)
+        groups, across = tile.groups(key), ceil_div(key.n_x, tile.batch)
+        partial = arrived = 0
+        if tile.splits > 1:
+            n_sums = tile.n_tiles(key) * across * tile.splits * tile.n_sums(key)
+            partial, arrived = at.scratch.take(4 * n_sums), at.counters.take(groups * across)
+        arguments = self.arguments(at, bucket, partial, arrived)
+        kernel = KernelVariant("gemm_few", (*self.defines(at), *tile.defines))
+        return Dispatch(kernel, arguments, (groups, across * tile.splits, self.planes), waits)
 
     def _gemm(self, at: Addresses, bucket: Bucket, waits: bool) -> Dispatch:
         key = self.key("gemm", bucket)
@@ -154,15 +170,18 @@ class Product:
 def products_of(launch: Launch, at: Addresses) -> list[Product]:
     """Return the products of a linear, which may run side by side."""
     x = rows(launch, "x")
+    weights = [weight_of(at, launch.input("weight", i)) for i in range(len(launch.outputs))]
+    n_rows = sum(w.planes * w.rows for w in weights)
     return [
         Product(
             x,
-            weight_of(at, launch.input("weight", part)),
+            w,
             ref_or_null(at, out),
             vector_or_null(at, launch.input("bias", part)),
             ref_or_null(at, launch.input("residual", part)),
+            rows_beside=n_rows - w.planes * w.rows,
         )
-        for part, out in enumerate(launch.outputs)
+        for part, (w, out) in enumerate(zip(weights, launch.outputs, strict=True))
     ]
 
 
@@ -215,7 +234,11 @@ def linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     x, gate = rows(launch, "x"), weight_of(at, launch.input("gate"))
     half, n_x = takes_half(gate, x), bucket.rows(x.dim)
-    joins = tiles.uses_gemv(at.features, half, n_x) or tiles.takes_few_rows(at.features, half, n_x)
+    joins = (
+        takes_fragments(at.features, gate.type, x.format, n_x)
+        or tiles.uses_gemv(at.features, half, n_x)
+        or tiles.takes_few_rows(at.features, half, n_x)
+    )
     products = gated_products_of(launch, at, bucket, joins)
     return [product.dispatch(at, bucket, waits=i > 0) for i, product in enumerate(products)]
 
