@@ -28,6 +28,7 @@ from present import computing
 from zinc.backends import api
 from zinc.backends.vulkan import VulkanKernels
 from zinc.core.errors import ModelError, UnsupportedError
+from zinc.engine.load import planned as loading
 from zinc.engine.load.options import LoadOptions
 from zinc.engine.load.planned import plan_model
 from zinc.formats.gguf import GGUFFile
@@ -162,6 +163,10 @@ def test_a_backend_without_the_kernel_limits_the_context_and_says_so(
     with pytest.raises(UnsupportedError, match="a context of 9 tokens is not possible") as caught:
         plan_model(replace(options, context=9))
     assert "context=8" in str(caught.value)
+    # Without memory for drafts the model is planned again.
+    monkeypatch.setattr(loading, "_has_room", lambda *_: False)
+    with plan_model(options) as planned:
+        assert planned.cache_size().context == 8
 
 
 @pytest.mark.parametrize(

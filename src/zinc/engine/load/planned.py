@@ -243,7 +243,8 @@ def _with_drafts_that_fit(
     plain = replace(options, speculate="off", draft=None)
     if planned.backend.split is not None:  # it keeps its division
         return _on_choice(_reopen(model, plain), plain, planned.choice)
-    return _plan(_reopen(model, plain), plain, planned.backend, planned.choice.reason)
+    again = _plan_within(_reopen(model, plain), plain, planned.backend)
+    return replace(again, choice=replace(again.choice, reason=planned.choice.reason))
 
 
 def plan_graph(
