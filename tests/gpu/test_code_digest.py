@@ -17,7 +17,7 @@ from zinc.gpu.dispatch import KernelVariant
 # A file of each backend, and code with a number in it.
 BACKENDS = pytest.mark.parametrize(
     ("backend", "name", "code"),
-    [(compiler, "gemm_few.cu", "TILE_SUMS * 4"), (shaders, "gemm.slang", "j < 4")],
+    [(compiler, "gemm_few.cu", "TILE_SUMS * 4"), (shaders, "gemm_store.slang", "j < 4")],
     ids=["cuda", "vulkan"],
 )
 
