@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zinc.gpu.features import Features
-from zinc.gpu.packing import FLOATS
+from zinc.gpu.packing import FLOATS, LAYOUTS
+from zinc.gpu.tiles import ceil_div
 from zinc.gpu.tuned import TileKey
 from zinc.ops.values import RowFormat
 from zinc.quant.blocks import GGMLType
@@ -22,7 +23,6 @@ COLUMN_BYTES = 80  # shared memory of 16 staged sums, with padding
 SHARED_BYTES = 49152  # shared memory of a workgroup; NVIDIA's Vulkan driver offers as much
 OTHER_BYTES = 3584  # shared memory of results and of small tables
 TABLE_BYTES = 8192  # shared memory of a codebook
-CODEBOOKS = frozenset(type for type in GGMLType if type.name.startswith(("IQ1", "IQ2", "IQ3")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class FragmentTile:
 
     def n_tiles(self, key: TileKey) -> int:
         """Return the number of tiles of weight rows of a head."""
-        return _ceil_div(key.rows // key.heads, rows_of(key))
+        return ceil_div(key.rows // key.heads, rows_of(key))
 
     def groups(self, key: TileKey) -> int:
         """Return the number of workgroups that share these tiles."""
-        return _ceil_div(self.n_tiles(key), self.tiles)
+        return ceil_div(self.n_tiles(key), self.tiles)
 
     def n_sums(self, key: TileKey) -> int:
         """Return the sums of a tile."""
@@ -84,20 +84,16 @@ def takes_fragments(
 def fragment_tile(features: Features, key: TileKey, rows_beside: int = 0) -> FragmentTile:
     """Return the tile of a product, beside which others of `rows_beside` weight rows run."""
     batch = 8 if key.n_x <= 8 else 16
-    parts = _ceil_div(key.cols, SUBGROUP_COLS)
-    room = SHARED_BYTES - OTHER_BYTES - (TABLE_BYTES if key.type in CODEBOOKS else 0)
+    parts = ceil_div(key.cols, SUBGROUP_COLS)
+    room = SHARED_BYTES - OTHER_BYTES - (TABLE_BYTES if LAYOUTS[key.type].has_codebook else 0)
     wave_bytes = COLUMN_BYTES * key.weights * batch
-    splits = _ceil_div(parts, min(MAX_WAVES, room // wave_bytes))
-    waves = _ceil_div(parts, splits)
+    splits = ceil_div(parts, min(MAX_WAVES, room // wave_bytes))
+    waves = ceil_div(parts, splits)
     most = 2 if key.stores_blocks else 8
     flush = min(most, room // (waves * wave_bytes))
-    across = _ceil_div(key.n_x, batch)
+    across = ceil_div(key.n_x, batch)
     one = FragmentTile(waves, batch, 1, splits, flush)
     resident = features.compute_units * max(1, MAX_WAVES // waves)
     rows = key.rows + rows_beside
-    wanted = _ceil_div(rows, rows_of(key)) * splits * across
-    return replace(one, tiles=max(1, _ceil_div(wanted, resident)))
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
+    wanted = ceil_div(rows, rows_of(key)) * splits * across
+    return replace(one, tiles=max(1, ceil_div(wanted, resident)))

@@ -85,7 +85,7 @@ def _gemv(features: Features, key: TileKey) -> GemvTile:
 
 def units(key: TileKey) -> int:
     """Return the units of a row of weights, which lanes decode at once."""
-    return _ceil_div(key.cols, FLOATS.get(key.type, UNIT))
+    return ceil_div(key.cols, FLOATS.get(key.type, UNIT))
 
 
 def _gemv_rows(features: Features, rows: int, units: int, n_x: int, weights: int = 1) -> GemvTile:
@@ -93,7 +93,7 @@ def _gemv_rows(features: Features, rows: int, units: int, n_x: int, weights: int
     if features.subgroup < 16:  # a CPU runs waves one after another; compile one kernel for all
         return GemvTile(waves=4, split=2, rows=1, batch=2, deep=2)
     if batch == MAX_BATCH and features.narrow_matrix:
-        return _gemv_eight(features, rows * _ceil_div(n_x, batch), units, weights)
+        return _gemv_eight(features, rows * ceil_div(n_x, batch), units, weights)
     waves = 8 if features.subgroup <= 32 else 4
     steps = max(1, units // features.subgroup)  # units a lane if one wave takes a whole row
     if batch == 1 and rows >= MANY_ROWS:
@@ -300,11 +300,12 @@ def _with_splits(features: Features, tile: GemmTile, key: TileKey) -> GemmTile:
     """Return the tile with its columns split among workgroups if its grid leaves units idle."""
     if key.heads > 1:  # the kernel adds up the sums of splits of one head
         return tile
-    subgroups = _ceil_div(key.weights * key.rows, tile.rows) * tile.subgroups
+    subgroups = ceil_div(key.weights * key.rows, tile.rows) * tile.subgroups
     wanted = SUBGROUPS_A_UNIT * features.compute_units // subgroups
     longest = key.cols // (STEP_COLS * MIN_STEPS * tile.split)
     return replace(tile, splits=_power_of_two(max(1, min(wanted, longest, MAX_SPLITS))))
 
 
-def _ceil_div(a: int, b: int) -> int:
+def ceil_div(a: int, b: int) -> int:
+    """Return a / b, rounded up."""
     return -(-a // b)

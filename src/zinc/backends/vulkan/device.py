@@ -236,7 +236,7 @@ class Device:
         )
 
     def _properties(self) -> _Properties:
-        """Return the properties of the device; those that it does not have are 0."""
+        """Read the properties of the device. Structs of extensions that it lacks stay 0."""
         properties = vk.Properties2()
         v11, v12, v13 = vk.Properties11(), vk.Properties12(), vk.Properties13()
         sms, cores = vk.SMBuiltins(), vk.ShaderCores()
