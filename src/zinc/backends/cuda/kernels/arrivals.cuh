@@ -4,20 +4,31 @@
 
 #include "prelude.cuh"
 
+/// Adds 1 to a counter in global memory and returns its old value. What the block did before a
+/// barrier ahead of this call is visible to whoever counts later, and the reverse.
+DEVICE uint countArrival(uint* counter)
+{
+#ifdef ZINC_EMULATED
+    return atomicAdd(counter, 1u);
+#else
+    uint before;
+    asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+#endif
+}
+
 /// Returns whether this block is the last of `n` blocks that call it with the same counter, which is
 /// 0 before and after that. The last block sees what the others wrote before. All threads of a
 /// block call it together.
 DEVICE bool arrivesLast(uint* counter, uint n, uint thread)
 {
     SHARED bool is_last;
-    __threadfence();
     __syncthreads();
     if (thread == 0)
     {
-        is_last = atomicAdd(counter, 1u) == n - 1;
+        is_last = countArrival(counter) == n - 1;
         if (is_last) *counter = 0;
     }
     __syncthreads();
-    if (is_last) __threadfence();
     return is_last;
 }
