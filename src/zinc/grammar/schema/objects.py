@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zinc.grammar.pattern.render import as_json
 from zinc.grammar.pattern.terminals import pattern_terminal
 from zinc.grammar.schema.document import SchemaError
-from zinc.grammar.schema.symbols import QUOTE, Alternatives, Many, Ref, Symbol, quoted, spelled
+from zinc.grammar.schema.evaluate import Evaluator
+from zinc.grammar.schema.spacing import Spacing
+from zinc.grammar.schema.symbols import (
+    QUOTE,
+    Alternatives,
+    Many,
+    Ref,
+    RuleSet,
+    Symbol,
+    quoted,
+    spelled,
+)
 from zinc.grammar.schema.values import (
     Alternative,
+    Conjunction,
     Literals,
     Object,
     Text,
     conjunction,
     text_terminal,
 )
-
-if TYPE_CHECKING:
-    from zinc.grammar.schema.writer import Writer
 
 MAX_PATTERNS = 5  # of `patternProperties` in one place; keys fall into 2**n classes
 MAX_COUNTED = 60  # keys of an object whose members are counted
@@ -39,42 +48,132 @@ class Member:
     is_required: bool
 
 
-class ObjectRules:
-    """Builder of the rules of one object in `writer`. Their names begin with `name`."""
+class MemberLists:
+    """Builder of the rules of lists of members in `rules`. Their names begin with `name`.
 
-    def __init__(self, writer: Writer, name: str, object: Object) -> None:
-        self._writer = writer
-        self._rules = writer.rules
-        self._sets = writer.evaluator.sets
-        self._name = name
-        self._object = object
+    members: named members, in their order. other: a member with another key, None if there are
+    none. comma: the symbol between members.
+    """
+
+    def __init__(
+        self,
+        rules: RuleSet,
+        name: str,
+        members: Sequence[Member],
+        other: Ref | None,
+        comma: Symbol,
+    ) -> None:
+        self._rules, self._name = rules, name
+        self._members, self._other, self._comma = members, other, comma
+
+    def of_any_length(self) -> Alternatives:
+        """Return the alternatives of a list with one member or more.
+
+        Rules halve the list of members, so their nesting depth is logarithmic.
+        """
+        found: Alternatives = []
+        tail: tuple[Symbol, ...] = ()
+        if self._other is not None:
+            tail = (Many((self._comma, self._other), 0, None),)
+            if not any(member.is_required for member in self._members):
+                found.append((self._other, *tail))
+        if self._members:
+            found += [(*each, *tail) for each in self._first(0, len(self._members))]
+        return found
+
+    def _first(self, low: int, high: int) -> Alternatives:
+        """Return members low to high, at least one; the first has no comma before it."""
+        if high - low == 1:
+            return [self._members[low].symbols]
+        middle = (low + high) // 2
+        rule = Ref(f"{self._name}_f{low}_{middle}")
+        self._rules.add(rule.name, self._first(low, middle))
+        found: Alternatives = [(rule, *self._after(middle, high))]
+        if not any(member.is_required for member in self._members[low:middle]):
+            later = Ref(f"{self._name}_f{middle}_{high}")
+            self._rules.add(later.name, self._first(middle, high))
+            found.append((later,))
+        return found
+
+    def _after(self, low: int, high: int) -> tuple[Symbol, ...]:
+        """Return members low to high, each after a comma; optional ones may be absent."""
+        if high - low <= 8:
+            symbols: list[Symbol] = []
+            for member in self._members[low:high]:
+                with_comma = (self._comma, *member.symbols)
+                symbols += with_comma if member.is_required else [Many(with_comma, 0, 1)]
+            return tuple(symbols)
+        rule = Ref(f"{self._name}_a{low}_{high}")
+        if rule.name not in self._rules.rules:
+            middle = (low + high) // 2
+            self._rules.add(rule.name, [(*self._after(low, middle), *self._after(middle, high))])
+        return (rule,)
+
+    def counted(self, least: int, most: int | None, close: Symbol) -> Ref:
+        """Return the rule of a list of `least` to `most` members, followed by `close`.
+
+        Each rule is a state: the next member, and the number of members written so far.
+        """
+        limit, last = max(least, most or 0, 1), len(self._members)
+        for n in range(min(last, limit) + 1):
+            options: Alternatives = [(close,)] if least <= n and n else []
+            if self._other is not None and most is not None and n < most:
+                separator = (self._comma,) if n else ()
+                # One repeat for the rest: a rule for each member would nest too deeply.
+                more = Many((self._comma, self._other), max(0, least - n - 1), most - n - 1)
+                options.append((*separator, self._other, more, close))
+            self._rules.add(self._state(last, n, limit).name, options)
+        for i in reversed(range(last)):
+            for n in range(min(i, limit) + 1):
+                options = []
+                if most is None or n < most:
+                    separator = (self._comma,) if n else ()
+                    rest = self._state(i + 1, n + 1, limit)
+                    options.append((*separator, *self._members[i].symbols, rest))
+                if not self._members[i].is_required:
+                    options.append((self._state(i + 1, n, limit),))
+                self._rules.add(self._state(i, n, limit).name, options)
+        return self._state(0, 0, limit)
+
+    def _state(self, i: int, n: int, limit: int) -> Ref:
+        """Return the rule for member i on after n members; `limit` stands for all larger n."""
+        return Ref(f"{self._name}_{i}_{min(n, limit)}")
+
+
+class ObjectRules:
+    """Builder of the rules of one object in `rules`. Their names begin with `name`.
+
+    value: returns a reference to the rule of the values that a conjunction of subschemas allows.
+    """
+
+    def __init__(
+        self,
+        rules: RuleSet,
+        evaluator: Evaluator,
+        spacing: Spacing,
+        value: Callable[[Conjunction], Ref],
+        name: str,
+        object: Object,
+    ) -> None:
+        self._rules, self._evaluator, self._sets = rules, evaluator, evaluator.sets
+        self._spacing, self._value = spacing, value
+        self._name, self._object = name, object
 
     def alternatives(self) -> Alternatives:
         """Return the alternatives of the object; add the rules they need. Raises SchemaError."""
-        object, rules, cannot = self._object, self._rules, self._writer.evaluator.policy.cannot
-        least, most = object.lengths
+        object, rules, spacing = self._object, self._rules, self._spacing
         required = set(object.required)
-        least = 0 if least <= len(required) else least
         keys = [key for key in self._keys() if self._sets.is_name(object, key)]
         if not required.issubset(keys):
             return []
         if len(keys) > MAX_KEYS:
             raise SchemaError(f"it has an object with more than {MAX_KEYS:,} named keys")
-        others: Alternatives = [] if most == 0 else self._other_members(keys)
-        if least > 1 and others:
-            cannot("minProperties", "is supported up to 1 where keys are not all known")
-            least = 1
-        if most is not None and not others and most >= len(keys):
-            most = None
-        if max(least, most or 0) > 1 and len(keys) > MAX_COUNTED:
-            keyword = "minProperties" if most is None else "maxProperties"
-            cannot(keyword, f"is supported with at most {MAX_COUNTED} named keys")
-            least, most = min(least, 1), None
-        spacing = self._writer.spacing
+        others: Alternatives = [] if object.lengths[1] == 0 else self._other_members(keys)
+        least, most = self._bounds(len(keys), bool(others))
         colon = rules.token(spacing.colon)
         members = [
             Member(
-                (quoted(spelled(key)), colon, self._writer.value(self._sets.member(object, key))),
+                (quoted(spelled(key)), colon, self._value(self._sets.member(object, key))),
                 key in required,
             )
             for key in keys
@@ -89,97 +188,33 @@ class ObjectRules:
         if most == 0:
             return [] if required else found
         open, close = rules.token(spacing.open_object), rules.token(spacing.close_object)
+        comma = rules.token(spacing.comma)
+        lists = MemberLists(rules, self._name, members, other, comma)
         if least <= 1 and most is None:
-            return found + [(open, *each, close) for each in self._members(members, other)]
-        self._counted(members, other, least, most)
-        return [*found, (open, Ref(f"{self._name}_0_0"))]
+            return found + [(open, *each, close) for each in lists.of_any_length()]
+        return [*found, (open, lists.counted(least, most, close))]
 
-    def _members(self, members: Sequence[Member], other: Ref | None) -> Alternatives:
-        """Return one member or more, with commas between them.
+    def _bounds(self, n_keys: int, has_others: bool) -> tuple[int, int | None]:
+        """Return the least and the most members, None for no limit.
 
-        Rules halve the list of members, so their nesting depth is logarithmic.
+        n_keys: named keys. has_others: other keys are allowed. Bounds that the keys imply are left
+        out, and so are bounds that the policy drops. Raises SchemaError for bounds that would need
+        too many rules.
         """
-        comma = self._rules.token(self._writer.spacing.comma)
-
-        def after(low: int, high: int) -> tuple[Symbol, ...]:
-            """Return members low to high, each after a comma; optional ones may be absent."""
-            if high - low <= 8:
-                return tuple(
-                    symbol
-                    for member in members[low:high]
-                    for symbol in (
-                        (comma, *member.symbols)
-                        if member.is_required
-                        else (Many((comma, *member.symbols), 0, 1),)
-                    )
-                )
-            rule = Ref(f"{self._name}_a{low}_{high}")
-            if rule.name not in self._rules.rules:
-                middle = (low + high) // 2
-                self._rules.add(rule.name, [(*after(low, middle), *after(middle, high))])
-            return (rule,)
-
-        def first(low: int, high: int) -> Alternatives:
-            """Return members low to high, at least one; the first has no comma before it."""
-            if high - low == 1:
-                return [members[low].symbols]
-            middle = (low + high) // 2
-            rule = Ref(f"{self._name}_f{low}_{middle}")
-            self._rules.add(rule.name, first(low, middle))
-            found: Alternatives = [(rule, *after(middle, high))]
-            if not any(member.is_required for member in members[low:middle]):
-                later = Ref(f"{self._name}_f{middle}_{high}")
-                self._rules.add(later.name, first(middle, high))
-                found.append((later,))
-            return found
-
-        found: Alternatives = []
-        tail: tuple[Symbol, ...] = ()
-        if other is not None:
-            tail = (Many((comma, other), 0, None),)
-            if not any(member.is_required for member in members):
-                found.append((other, *tail))
-        if members:
-            found += [(*each, *tail) for each in first(0, len(members))]
-        return found
-
-    def _counted(
-        self,
-        members: Sequence[Member],
-        other: Ref | None,
-        least: int,
-        most: int | None,
-    ) -> None:
-        """Add a rule for each state: the next member, and the number of members written so far."""
-        spacing = self._writer.spacing
-        comma, close = self._rules.token(spacing.comma), self._rules.token(spacing.close_object)
-        counted = max(least, most or 0, 1)
-
-        def state(i: int, n: int) -> Ref:
-            return Ref(f"{self._name}_{i}_{min(n, counted)}")
-
-        last = len(members)
-        if other is not None:
-            for n in range(min(last, counted) + 1):
-                options: Alternatives = [(close,)] if least <= n and n else []
-                if most is not None and n < most:
-                    separator = (comma,) if n else ()
-                    # One repeat for the rest: a rule for each member would nest too deeply.
-                    more = Many((comma, other), max(0, least - n - 1), most - n - 1)
-                    options.append((*separator, other, more, close))
-                self._rules.add(state(last, n).name, options)
-        else:
-            for n in range(min(last, counted) + 1):
-                self._rules.add(state(last, n).name, [(close,)] if least <= n and n else [])
-        for i in reversed(range(last)):
-            for n in range(min(i, counted) + 1):
-                options = []
-                if most is None or n < most:
-                    separator = (comma,) if n else ()
-                    options.append((*separator, *members[i].symbols, state(i + 1, n + 1)))
-                if not members[i].is_required:
-                    options.append((state(i + 1, n),))
-                self._rules.add(state(i, n).name, options)
+        cannot = self._evaluator.policy.cannot
+        least, most = self._object.lengths
+        if least <= len(set(self._object.required)):
+            least = 0
+        if least > 1 and has_others:
+            cannot("minProperties", "is supported up to 1 where keys are not all known")
+            least = 1
+        if most is not None and not has_others and most >= n_keys:
+            most = None
+        if max(least, most or 0) > 1 and n_keys > MAX_COUNTED:
+            keyword = "minProperties" if most is None else "maxProperties"
+            cannot(keyword, f"is supported with at most {MAX_COUNTED} named keys")
+            least, most = min(least, 1), None
+        return least, most
 
     def _keys(self) -> list[str]:
         """Return the keys named by `properties`, `required` or an enum in `propertyNames`."""
@@ -192,7 +227,7 @@ class ObjectRules:
 
     def _name_alternatives(self) -> Sequence[Alternative]:
         """Return the strings that `propertyNames` allows."""
-        return self._writer.evaluator.values(self._object.names).get("string", ())
+        return self._evaluator.values(self._object.names).get("string", ())
 
     def _other_members(self, keys: Sequence[str]) -> Alternatives:
         """Return a pair (key terminal, value) for each class of keys that are not named.
@@ -233,5 +268,5 @@ class ObjectRules:
             expression += without if taken else ""
             if " & " in expression and self._sets.is_empty_terminal(expression):
                 continue
-            found.append((expression, self._writer.value(value)))
+            found.append((expression, self._value(value)))
         return found

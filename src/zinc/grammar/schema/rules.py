@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from zinc.grammar.schema.document import Document, Json, SchemaError
 from zinc.grammar.schema.evaluate import Evaluator
 from zinc.grammar.schema.keywords import KeywordPolicy
+from zinc.grammar.schema.spacing import FLEXIBLE, Spacing
 from zinc.grammar.schema.symbols import RuleSet, quoted
 from zinc.grammar.schema.values import (
     ANY,
@@ -23,7 +24,7 @@ from zinc.grammar.schema.values import (
     conjunction,
     text_terminal,
 )
-from zinc.grammar.schema.writer import FLEXIBLE, Spacing, Writer
+from zinc.grammar.schema.writer import Writer
 
 
 @dataclass(frozen=True, slots=True)

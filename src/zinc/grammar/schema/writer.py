@@ -20,6 +20,7 @@ from zinc.grammar.schema.multiples import (
     power_of_ten,
 )
 from zinc.grammar.schema.objects import ObjectRules
+from zinc.grammar.schema.spacing import Spacing
 from zinc.grammar.schema.symbols import (
     QUOTE,
     Alternatives,
@@ -51,29 +52,6 @@ _ESCAPE = (
 )
 # One character of a string without a pattern; a surrogate pair is one character.
 _CHAR = rf'([^"\\\x00-\x1f]|{_ESCAPE})'
-
-
-@dataclass(frozen=True, slots=True)
-class Spacing:
-    """Lark terminals for the brackets and separators of JSON, with their whitespace."""
-
-    open_object: str
-    close_object: str
-    open_array: str
-    close_array: str
-    colon: str
-    comma: str
-
-
-# A space, or a line break with an indentation; never more, since a small model may go on writing
-# blanks for ever.
-_BLANK = r"( |\n[ \t]{0,24})?"
-FLEXIBLE = Spacing(
-    rf"/\{{{_BLANK}/", rf"/{_BLANK}\}}/", rf"/\[{_BLANK}/", rf"/{_BLANK}\]/",
-    rf"/:{_BLANK}/", rf"/,{_BLANK}/",
-)  # fmt: skip
-# The spacing of tool calls that models are trained on.
-SPACED = Spacing('"{"', '"}"', '"["', '"]"', '": "', '", "')
 
 
 @dataclass
@@ -135,12 +113,17 @@ class Writer:
                     case Array():
                         found += self._array(f"{name}_a{len(found)}", each)
                     case Object():
-                        found += ObjectRules(self, f"{name}_o{len(found)}", each).alternatives()
+                        found += self._object(f"{name}_o{len(found)}", each)
         if len(scalars) == 1 and scalars[0].startswith('"'):
             found.insert(0, (scalars[0],))
         elif scalars:
             found.insert(0, (self.rules.terminal(" | ".join(scalars)),))
         return found
+
+    def _object(self, name: str, object: Object) -> Alternatives:
+        """Return the alternatives of an object; names of further rules begin with `name`."""
+        rules = ObjectRules(self.rules, self.evaluator, self.spacing, self.value, name, object)
+        return rules.alternatives()
 
     def _text(self, text: Text) -> list[str]:
         """Return the expression of a set of strings, or nothing if it is empty."""

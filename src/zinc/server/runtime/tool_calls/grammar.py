@@ -17,7 +17,7 @@ from zinc.chat.format import ChatFormat
 from zinc.grammar.kinds import MAX_SOURCE_CHARACTERS
 from zinc.grammar.schema.document import SchemaError, load
 from zinc.grammar.schema.rules import SchemaRules
-from zinc.grammar.schema.writer import SPACED
+from zinc.grammar.schema.spacing import SPACED
 from zinc.server.errors import invalid, unsupported
 from zinc.server.runtime.tool_calls.formats import CALL_FORMATS, Call, CallFormat
 from zinc.server.runtime.tool_calls.marks import Marks
