@@ -17,7 +17,7 @@ from zinc.engine.load.memory import RESERVE_SHARE, budgets, choose_cache
 from zinc.engine.load.options import LoadOptions
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.plan.device_map import DEVICE, HOST, choose
 from zinc.plan.planner import make_plan
 

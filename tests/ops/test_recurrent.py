@@ -9,7 +9,7 @@ import pytest
 
 from zinc.ops import OPS
 from zinc.ops.cases import Case
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.recurrent import DeltaShape, delta_case, delta_rule_in_chunks
 from zinc.ops.recurrent_state import CHUNK, StateView
 from zinc.ops.registry import Reference

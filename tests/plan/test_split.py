@@ -19,7 +19,8 @@ from zinc.backends.split import SplitBackend
 from zinc.formats.gguf import GGUFFile
 from zinc.models import load
 from zinc.models.parts.spec import ModelSpec
-from zinc.ops.graph import Graph, Node
+from zinc.ops.graph import Graph
+from zinc.ops.node import Node
 from zinc.plan.device_map import DEVICE, HOST, DeviceMap
 from zinc.plan.planner import make_plan
 from zinc.plan.weights import tensor_data

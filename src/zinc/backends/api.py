@@ -20,7 +20,7 @@ import numpy.typing as npt
 from zinc.backends.capabilities import Capabilities, DeviceInfo, Roofline
 from zinc.backends.plans import Plan, Ref
 from zinc.core.errors import DeviceError, RequestError
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.step import Step, StepCondition
 from zinc.ops.values import (
     FloatArray,

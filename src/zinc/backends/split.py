@@ -32,7 +32,7 @@ from zinc.backends.plans import (
     weights_of,
 )
 from zinc.backends.split_program import SplitCache, SplitProgram
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.step import Step, StepCondition
 from zinc.ops.values import RowFormat, State, Weight
 from zinc.quant.blocks import GGMLType

@@ -22,7 +22,7 @@ from zinc.core.errors import ZincError
 
 if TYPE_CHECKING:
     from zinc.backends.api import Kernels
-    from zinc.ops.graph import Node
+    from zinc.ops.node import Node
     from zinc.ops.step import StepCondition
     from zinc.ops.values import RowFormat
     from zinc.quant.blocks import GGMLType

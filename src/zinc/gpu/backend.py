@@ -31,7 +31,7 @@ from zinc.gpu.program import GpuProgram
 from zinc.gpu.rows import row_bytes
 from zinc.gpu.tile_table import Origin, tuned_tiles
 from zinc.gpu.tuned import NO_TILES, TunedTiles
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step, StepCondition
 from zinc.ops.values import RowFormat, State, Weight

@@ -21,7 +21,7 @@ from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.memory import Bytes
 from zinc.gpu.tiling import Tiling
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import RowFormat
 from zinc.quant.blocks import GGMLType

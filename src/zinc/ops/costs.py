@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.registry import Cost
 from zinc.ops.values import Value, Weight
 from zinc.quant.blocks import row_bytes

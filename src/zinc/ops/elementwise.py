@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.costs import elementwise_cost
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.operands import matrix, rows
 from zinc.ops.registry import Attrs, Cost, Division, op
 from zinc.ops.step import Step

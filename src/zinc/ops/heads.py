@@ -14,7 +14,7 @@ import numpy as np
 from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.costs import elementwise_cost, weight_bytes
 from zinc.ops.elementwise import sigmoid
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.operands import matrix, rows
 from zinc.ops.registry import Attrs, Cost, Division, Phase, op
 from zinc.ops.step import Step

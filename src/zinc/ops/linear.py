@@ -13,7 +13,7 @@ import numpy as np
 from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.costs import weight_bytes
 from zinc.ops.elementwise import activate
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.operands import matrix, rows, vector
 from zinc.ops.registry import Attrs, ColumnSum, Cost, Division, op
 from zinc.ops.step import Step

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 
 from zinc.ops.cases import Case
-from zinc.ops.graph import Node
 from zinc.ops.linear import GATED, PARTS, gated_product, linear
+from zinc.ops.node import Node
 from zinc.ops.norm_linear import (
     is_plain_norm,
     joined_products,

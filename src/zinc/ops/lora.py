@@ -12,7 +12,7 @@ import numpy as np
 
 from zinc.ops.cases import Case
 from zinc.ops.costs import weight_bytes
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.operands import matrix, rows
 from zinc.ops.registry import Attrs, Cost, op
 from zinc.ops.step import Step

@@ -12,7 +12,7 @@ import numpy as np
 
 from zinc.ops.cases import Case
 from zinc.ops.costs import elementwise_cost
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.operands import rows, vector
 from zinc.ops.registry import Attrs, Division, op
 from zinc.ops.step import Step

@@ -24,7 +24,7 @@ import numpy as np
 from zinc.ops.cases import WEIGHT_TYPES, Case
 from zinc.ops.costs import elementwise_cost, weight_bytes
 from zinc.ops.elementwise import Float64Array, activate, sigmoid
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.operands import matrix, rows, vector
 from zinc.ops.registry import Attrs, ColumnSum, Cost, Division, Phase, op
 from zinc.ops.step import IntArray, Step

@@ -12,8 +12,8 @@ from functools import reduce
 from types import MappingProxyType
 
 from zinc.ops.cases import Case
-from zinc.ops.graph import Node
 from zinc.ops.linear import GATED, PARTS, gated_product, linear, linear_glu, product_cost
+from zinc.ops.node import Node
 from zinc.ops.norm import rms_norm
 from zinc.ops.operands import rows, vector
 from zinc.ops.registry import Alternative, Attrs, Cost, op

@@ -159,3 +159,7 @@ class Signature:
     def weight_format(self) -> Operand | None:
         """The rows that are read in the format of the op's matrices, if there are any."""
         return next((x for x in self.operands if x.weight_format), None)
+
+
+SIGNATURES: dict[str, Signature] = {}
+"""The signature of each op by name, added by the decorator `zinc.ops.registry.op`."""

@@ -23,7 +23,7 @@ import numpy as np
 from zinc.ops.cases import Case
 from zinc.ops.costs import elementwise_cost
 from zinc.ops.elementwise import Float64Array, sigmoid
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.norm import normalise
 from zinc.ops.operands import rows, state, vector
 from zinc.ops.recurrent_state import CHUNK, StateView, sequences, with_rollback

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, RecurrentState
 

@@ -15,7 +15,7 @@ import numpy as np
 from zinc.ops.cases import Case
 from zinc.ops.convolution import causal_conv
 from zinc.ops.costs import elementwise_cost
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.operands import rows, state, vector
 from zinc.ops.recurrent import DeltaShape, delta_rule, gated_norm
 from zinc.ops.recurrent_state import StateView

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from zinc.ops.operands import Kind, Operand, Signature
+from zinc.ops.operands import SIGNATURES, Kind, Operand, Signature
 
 if TYPE_CHECKING:
     from zinc.ops.cases import Case
-    from zinc.ops.graph import Node
+    from zinc.ops.node import Node
     from zinc.ops.step import Step
     from zinc.ops.values import AttrValue, FloatArray
 
@@ -214,8 +214,9 @@ def op(
         names = ["step", "attrs", *(x.name for x in operands)]
         assert list(inspect.signature(reference).parameters) == names, f"{name} must take {names}"
         doc = (reference.__doc__ or "").strip()
+        SIGNATURES[name] = signature = Signature(operands)
         OPS[name] = Op(
-            name, reference, Signature(operands), cost, tolerance, doc, cases, phase, **properties,
+            name, reference, signature, cost, tolerance, doc, cases, phase, **properties,
             self_test=self_test, alternative=alternative, rollback=rollback, division=division,
             sums=sums,
         )  # fmt: skip

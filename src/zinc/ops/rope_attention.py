@@ -14,7 +14,7 @@ from types import MappingProxyType
 from zinc.ops.attention import CacheView, attention, attention_cost
 from zinc.ops.cases import Case
 from zinc.ops.costs import elementwise_cost
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.operands import cache, rows, vector
 from zinc.ops.registry import Alternative, Attrs, Cost, Phase, op
 from zinc.ops.rope import rope_store

@@ -12,10 +12,10 @@ from types import MappingProxyType
 
 from zinc.ops.cases import Case
 from zinc.ops.costs import elementwise_cost
-from zinc.ops.graph import Node
 from zinc.ops.heads import gate as gate_rows
 from zinc.ops.linear import GATED, PARTS, gated_product, linear, linear_glu, product_cost
 from zinc.ops.moe import SOFTMAX, group_experts, route
+from zinc.ops.node import Node
 from zinc.ops.norm import rms_norm
 from zinc.ops.norm_linear import is_plain_norm, normalised_cost, parts_of
 from zinc.ops.operands import rows, vector

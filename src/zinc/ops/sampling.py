@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from zinc.ops.cases import Case
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.noise import Draw, gumbel
 from zinc.ops.operands import rows
 from zinc.ops.registry import Attrs, Cost, Phase, op

@@ -18,7 +18,7 @@ import numpy as np
 from zinc.ops.attention import CacheView
 from zinc.ops.cases import Case
 from zinc.ops.costs import elementwise_cost
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.operands import cache, rows
 from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import Step

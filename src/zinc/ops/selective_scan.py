@@ -12,7 +12,7 @@ from math import gcd
 import numpy as np
 
 from zinc.ops.cases import Case
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.operands import rows, state, vector
 from zinc.ops.recurrent_state import StateView, sequences, with_rollback
 from zinc.ops.registry import Attrs, Cost, Division, Phase, op

@@ -13,7 +13,7 @@ import numpy as np
 
 from zinc.ops.cases import Case
 from zinc.ops.elementwise import Float64Array
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.operands import rows, state, vector
 from zinc.ops.recurrent import DeltaShape, decay_products, delta_shape, slot_views
 from zinc.ops.recurrent_state import CHUNK, StateView, sequences, with_rollback

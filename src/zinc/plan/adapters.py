@@ -13,7 +13,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import TypeAlias
 
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, Value, Weight
 from zinc.plan.weights import matrix_part

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zinc.ops import OPS
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.registry import Alternative
 from zinc.ops.step import Otherwise, StepCondition
 from zinc.ops.values import Value

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from zinc.core.errors import RequestError
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.registry import OPS, Phase
 
 DEVICE, HOST = 0, 1

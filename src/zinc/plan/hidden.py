@@ -8,7 +8,8 @@ model file, and the rest is planned and run like any other graph.
 from __future__ import annotations
 
 from zinc.core.errors import UnsupportedError
-from zinc.ops.graph import Graph, Node
+from zinc.ops.graph import Graph
+from zinc.ops.node import Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import Value
 from zinc.plan.passes import producers

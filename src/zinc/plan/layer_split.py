@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, RowFormat, Value, Weight
 from zinc.plan.split import TRANSFERS

@@ -19,7 +19,8 @@ from zinc.backends.plans import (
     Ref,
 )
 from zinc.core.errors import UnsupportedError
-from zinc.ops.graph import Graph, Node
+from zinc.ops.graph import Graph
+from zinc.ops.node import Node
 from zinc.ops.registry import OPS
 from zinc.ops.sampling import SAMPLED_COLS
 from zinc.ops.values import Dim, Input, RowFormat, Value, Weight

@@ -7,7 +7,8 @@ nothing of this.
 
 from __future__ import annotations
 
-from zinc.ops.graph import Graph, Node
+from zinc.ops.graph import Graph
+from zinc.ops.node import Node
 from zinc.ops.recurrent_state import CHUNK
 from zinc.ops.registry import OPS
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import Input, KVState, Value
 from zinc.plan.passes import producers, uses

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from zinc.core.errors import UnsupportedError
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import RowFormat, Value, Weight
 from zinc.plan.passes import RowFormatOf, producers, uses

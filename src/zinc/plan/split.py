@@ -23,7 +23,7 @@ from zinc.backends.plans import (
     Term,
     Transfer,
 )
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import Constant, KVState, RecurrentState, Value
 

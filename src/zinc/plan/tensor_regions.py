@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import gcd
 
-from zinc.ops.graph import Graph, Node
+from zinc.ops.graph import Graph
+from zinc.ops.node import Node
 from zinc.ops.registry import OPS, Division
 from zinc.ops.values import Dim, Input, State, Value, Weight
 from zinc.quant.blocks import BLOCKS

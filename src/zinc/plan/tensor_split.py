@@ -22,7 +22,8 @@ from functools import cached_property
 from itertools import accumulate, count, pairwise
 from types import MappingProxyType
 
-from zinc.ops.graph import Graph, Node
+from zinc.ops.graph import Graph
+from zinc.ops.node import Node
 from zinc.ops.registry import OPS, Division
 from zinc.ops.values import (
     AttrValue,

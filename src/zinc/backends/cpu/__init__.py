@@ -25,7 +25,7 @@ from zinc.backends.api import (
 from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo, Roofline
 from zinc.backends.plans import Operand, Plan, Ref
 from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, UnsupportedError
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.registry import OPS
 from zinc.ops.step import Step, StepCondition
 from zinc.ops.values import (

@@ -22,7 +22,7 @@ from zinc.core.errors import ModelError, RequestError, UnsupportedError
 from zinc.engine.adapters import AdapterUse, adapter_use
 from zinc.engine.load.options import AdapterOption
 from zinc.formats.gguf import GGUFFile
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.plan.adapters import EMBEDDING, TYPES, Adapters, Factors, changeable
 from zinc.plan.weights import factor_data
 

@@ -43,7 +43,7 @@ from zinc.gpu.lower.operands import (
     rows_or_none,
     vector_or_null,
 )
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import Dim, KVState, RowFormat
 

@@ -9,7 +9,7 @@ from zinc.gpu.arguments.structs import DeltaStepArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower.operands import in_vectors, is_q8, operand, rows, vector_or_null
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import RecurrentState
 

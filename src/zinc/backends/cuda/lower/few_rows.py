@@ -35,7 +35,7 @@ from zinc.gpu.lower.operands import ceil_div, ref_or_null, rows, vector_or_null
 from zinc.gpu.lower.weights import format_defines, same_layout, weight_of
 from zinc.gpu.packing import FLOATS
 from zinc.gpu.rows import BLOCK, align, row_bytes
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import RowFormat, Weight
 

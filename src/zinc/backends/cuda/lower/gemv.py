@@ -37,7 +37,7 @@ from zinc.gpu.lower.operands import (
 )
 from zinc.gpu.lower.weights import format_defines, same_layout, weight_of
 from zinc.gpu.packing import FLOATS
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.step import ONE_TOKEN, StepCondition
 from zinc.ops.values import RowFormat, Weight
 

@@ -21,7 +21,7 @@ from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.lower import attention
 from zinc.gpu.lower.attention import Cut
 from zinc.gpu.lower.operands import ceil_div, operand, ref_or_null
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import KVState
 

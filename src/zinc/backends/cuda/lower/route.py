@@ -13,7 +13,7 @@ from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower import route
 from zinc.gpu.lower.operands import ceil_div, rows, vector_or_null
 from zinc.gpu.lower.weights import weight_of
-from zinc.ops.graph import Node
+from zinc.ops.node import Node
 from zinc.ops.step import ONE_TOKEN, StepCondition
 from zinc.ops.values import RowFormat
 from zinc.quant.blocks import GGMLType
