@@ -13,7 +13,7 @@ from zinc.backends import api
 from zinc.backends.cuda.tiles import gemm_few
 from zinc.backends.cuda.tiles.common import FEW_TILE_ROWS
 from zinc.backends.cuda.tiles.gemm_few import BYTE_ROWS, FewTile
-from zinc.gpu.lower.operands import ceil_div
+from zinc.core.rounding import ceil_div
 from zinc.gpu.tuned import TileKey
 from zinc.ops.cases import Case
 from zinc.ops.values import ActivationFn

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from zinc.core.rounding import ceil_div
 from zinc.engine.load.model import LoadedModel
 from zinc.ops.step import IntArray, Step
 
@@ -35,7 +36,7 @@ class StepMaker:
         if position + tokens > self._context:
             last = position + tokens
             raise ValueError(f"position {last} lies beyond the context {self._context}")
-        each = -(-self._context // self._layout.block_tokens)
+        each = ceil_div(self._context, self._layout.block_tokens)
         rows = np.arange(first, first + n, dtype=np.int32)[:, None]
         tables = rows * each + np.arange(each, dtype=np.int32)
         starts = np.arange(n + 1, dtype=np.int32) * tokens

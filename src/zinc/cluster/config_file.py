@@ -16,6 +16,7 @@ from zinc.cluster.applications import ApplicationConfig, applications
 from zinc.cluster.options import ClusterOptions
 from zinc.cluster.ray_version import KNOWN
 from zinc.core.errors import RequestError
+from zinc.core.rounding import ceil_div
 from zinc.server.config import is_loopback
 
 _METRICS_PORT = 8080  # of Ray in KubeRay's pods
@@ -122,7 +123,7 @@ def _resources(options: ClusterOptions) -> dict[str, str]:
     """Return the resources of a pod with one replica. KubeRay starts Ray with its limits."""
     found = {"cpu": f"{max(1.0, options.cpus):g}"}
     if options.memory:
-        found["memory"] = f"{-(-(options.memory + _RAY_BYTES) >> 20)}Mi"
+        found["memory"] = f"{ceil_div(options.memory + _RAY_BYTES, 1 << 20)}Mi"
     if options.gpus:
         found["nvidia.com/gpu"] = f"{math.ceil(options.gpus)}"
     return found

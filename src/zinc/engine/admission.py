@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
+from zinc.core.rounding import ceil_div
 from zinc.engine.holdings import Holdings
 from zinc.engine.scheduler import Budget, Schedule, schedule
 from zinc.engine.sequence import Sequence
@@ -80,7 +81,7 @@ def first_texts(waiting: Seq[Sequence], budget: Budget) -> Schedule | None:
         n = len(s.ids)
         if n > tokens or len(chosen) == max_sequences:
             break
-        blocks -= -(-n // budget.block_tokens)
+        blocks -= ceil_div(n, budget.block_tokens)
         if blocks < 0:
             return None
         tokens -= n

@@ -9,6 +9,7 @@ from __future__ import annotations
 from zinc.backends.api import CacheLayout
 from zinc.core.errors import RequestError
 from zinc.core.kv_types import BYTES_PER_NUMBER, GROUP_DIMENSIONS
+from zinc.core.rounding import ceil_div
 from zinc.kv import Group, window_blocks
 from zinc.ops.values import KVState, RecurrentState, State
 
@@ -65,7 +66,7 @@ def cache_layout(
     window form a group that has blocks for the window only. Without it, every layer keeps every
     position.
     """
-    n_blocks = -(-tokens // BLOCK_TOKENS)
+    n_blocks = ceil_div(tokens, BLOCK_TOKENS)
     if chunk_tokens is None:
         return CacheLayout(BLOCK_TOKENS, (n_blocks,), kv_dtype, state_slots=state_slots)
     layers = [s for s in states if isinstance(s, KVState)]

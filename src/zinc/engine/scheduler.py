@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from zinc.core.rounding import ceil_div
+
 Blocks = tuple[int, ...]  # one number for each group of layers
 
 
@@ -120,7 +122,7 @@ class _Scheduler:
         # The smallest demand first: the rest of its share goes to the others.
         order = sorted(queues, key=lambda c: wants[c])
         for i, client in enumerate(order):
-            part = -(-(tokens - given) // (len(order) - i))
+            part = ceil_div(tokens - given, len(order) - i)
             given += self._serve(queues[client], min(part, tokens - given))
         # Tokens that a client could not use go to any prompt.
         return given + self._serve(prompts, tokens - given)
@@ -160,7 +162,7 @@ class _Scheduler:
 
     def _need(self, d: Demand, n: int) -> int:
         """Return the blocks of each group that `n` more tokens of a sequence need."""
-        return max(0, -(-(d.n_run + n) // self._budget.block_tokens) - d.n_table)
+        return max(0, ceil_div(d.n_run + n, self._budget.block_tokens) - d.n_table)
 
     def _allocate(self, d: Demand, n: int, cost: Sequence[int]) -> bool:
         """Schedule `n` tokens that need `cost` blocks of each group; preempt others if necessary.

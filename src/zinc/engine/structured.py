@@ -17,6 +17,7 @@ import numpy as np
 
 from zinc.core.errors import RequestError, UnsupportedError, with_article
 from zinc.core.native import is_panic
+from zinc.core.rounding import ceil_div
 from zinc.engine.constraint import Constraint
 from zinc.engine.sampling.allowed import Words
 from zinc.grammar.kinds import Kind, Source, first_line, refused, source_text
@@ -115,7 +116,7 @@ class Grammar:
     def __init__(self, matcher: LLMatcher, n_vocab: int) -> None:
         # The first mask takes tens of milliseconds, later ones tens of microseconds. Computed here,
         # it does not delay a step of other requests.
-        self._first = GrammarConstraint(matcher, np.zeros(-(-n_vocab // 32), np.uint32))
+        self._first = GrammarConstraint(matcher, np.zeros(ceil_div(n_vocab, 32), np.uint32))
         self._first.mask()
         self._forced = self._first.forced()
 

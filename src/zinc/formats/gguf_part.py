@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zinc.core.errors import FormatError, UnsupportedError
+from zinc.core.rounding import round_up
 from zinc.formats.cursor import Cursor
 from zinc.formats.metadata import NUMBERS, GGUFArray, Header, MetadataValue, ValueType
 from zinc.formats.source import REFETCH, Source
@@ -259,7 +260,7 @@ class _Reader(Cursor):
 
     def _tensors(self, count: int, alignment: int) -> dict[str, Tensor]:
         table = [self._tensor_entry() for _ in range(count)]
-        data_start = -(-self.position // alignment) * alignment
+        data_start = round_up(self.position, alignment)
         tensors: dict[str, Tensor] = {}
         offset = end = 0
         for name, shape, kind, claimed, n_bytes in table:
@@ -272,7 +273,7 @@ class _Reader(Cursor):
                 )
             tensors[name] = Tensor(name, shape, kind, n_bytes, data_start + offset, self.source)
             end = data_start + offset + n_bytes
-            offset += -(-n_bytes // alignment) * alignment
+            offset += round_up(n_bytes, alignment)
         if end > self.size:
             raise self.truncated(f"tensor {name}, the last in it,", end - self.size)
         return tensors

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from zinc.backends.plans import Launch, Plan
+from zinc.core.rounding import ceil_div
 from zinc.ops.step import Step
 from zinc.ops.values import Dim
 
@@ -82,7 +83,7 @@ class Bucket:
         A tile has rows of one sequence only, so the last tile of a sequence may be partly empty.
         """
         total = self.tokens * each + self.sequences * (n_rows - 1)
-        return min(total // n_rows, self.tokens * -(-each // n_rows))
+        return min(total // n_rows, self.tokens * ceil_div(each, n_rows))
 
 
 _bucket = lru_cache(maxsize=256)(Bucket)  # every step asks for its bucket

@@ -10,6 +10,7 @@ is the head's width rounded up to 16, so that every position starts on 16 bytes.
 from __future__ import annotations
 
 from zinc.core.errors import UnsupportedError
+from zinc.core.rounding import ceil_div, round_up
 from zinc.ops.values import KVState
 
 DTYPES = ("f16", "q8_0")
@@ -17,7 +18,7 @@ DTYPES = ("f16", "q8_0")
 
 def padded(head_dim: int) -> int:
     """Return the width of a head rounded up to a multiple of 16."""
-    return -(-head_dim // 16) * 16
+    return round_up(head_dim, 16)
 
 
 def plane_bytes(head_dim: int, dtype: str, block_tokens: int) -> int:
@@ -25,8 +26,8 @@ def plane_bytes(head_dim: int, dtype: str, block_tokens: int) -> int:
     if dtype == "f16":
         return 2 * block_tokens * padded(head_dim)
     if dtype == "q8_0":
-        scales = 2 * block_tokens * -(-head_dim // 32)
-        return block_tokens * padded(head_dim) + -(-scales // 16) * 16
+        scales = 2 * block_tokens * ceil_div(head_dim, 32)
+        return block_tokens * padded(head_dim) + round_up(scales, 16)
     raise UnsupportedError(
         f"GPU backends have no KV cache of type {dtype}",
         "",

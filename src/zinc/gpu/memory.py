@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zinc.core.errors import MemoryLimitError
+from zinc.core.rounding import round_up
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -124,7 +125,7 @@ class Pool:
 
 def aligned(size: int) -> int:
     """Return `size`, at least 1, rounded up to the alignment of slices."""
-    return -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
+    return round_up(max(size, 1), ALIGNMENT)
 
 
 class ScratchAllocator:

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zinc.core.rounding import round_up
 from zinc.gpu import iq_packing
 from zinc.gpu.iq_packing import Blocks, Streams, codebook
 from zinc.gpu.memory import Bytes
-from zinc.gpu.rows import align
 from zinc.ops.values import RowFormat
 from zinc.quant.bits import scales_6bit, scales_mins_6bit
 from zinc.quant.blocks import BLOCKS, GGMLType
@@ -77,12 +77,12 @@ class StreamOffsets:
 def offsets(type: GGMLType, n_rows: int, cols: int) -> StreamOffsets:
     """Return where the streams of `n_rows` rows lie. The rows of all planes count together."""
     if type in FLOATS:
-        n_bytes = n_rows * align(cols, FLOATS[type]) * BLOCKS[type].block_bytes
+        n_bytes = n_rows * round_up(cols, FLOATS[type]) * BLOCKS[type].block_bytes
         return StreamOffsets(0, 0, 0, n_bytes)
     layout = LAYOUTS[type]
     n_blocks = n_rows * (cols // BLOCKS[type].block_size)
-    h = align(n_blocks * layout.q, ALIGNMENT)
-    s = h + align(n_blocks * layout.h, ALIGNMENT)
+    h = round_up(n_blocks * layout.q, ALIGNMENT)
+    s = h + round_up(n_blocks * layout.h, ALIGNMENT)
     table = len(codebook(type)) if layout.has_codebook else 0
     return StreamOffsets(h, s, table, s + table + n_blocks * layout.s)
 
@@ -105,7 +105,7 @@ def pack(
         source = source[rows_from]
     assert len(source) == n_rows
     if type in FLOATS:
-        return _padded(source, align(cols, FLOATS[type]) * layout.block_bytes)
+        return _padded(source, round_up(cols, FLOATS[type]) * layout.block_bytes)
     blocks = np.ascontiguousarray(source).reshape(-1).view(layout.dtype)
     return _in_streams(type, blocks, offsets(type, n_rows, cols))
 

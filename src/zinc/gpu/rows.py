@@ -9,20 +9,16 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from zinc.core.rounding import ceil_div, round_up
 from zinc.ops.values import FloatArray, RowFormat
 
 BLOCK = 32
 
 
-def align(n: int, to: int) -> int:
-    """Return `n` rounded up to a multiple of `to`."""
-    return -(-n // to) * to
-
-
 def row_bytes(format: RowFormat, cols: int) -> int:
     """Return the bytes from row to row. Raises NotImplementedError for a format without kernels."""
     if format is RowFormat.Q8_32:
-        return align(align(cols, 16) + 8 * -(-cols // BLOCK), 16)
+        return round_up(round_up(cols, 16) + 8 * ceil_div(cols, BLOCK), 16)
     if format is RowFormat.F32:
         return 4 * cols
     raise NotImplementedError(f"GPU kernels have no rows of format {format}")
@@ -38,7 +34,7 @@ def decode_q8_rows(data: npt.NDArray[np.uint8], cols: int, runs: int) -> FloatAr
     for i in range(runs):
         row = np.ascontiguousarray(data[:, i * size : (i + 1) * size])
         numbers = row[:, :cols].view(np.int8).astype(np.float32)
-        after = row[:, align(cols, 16) :][:, : 8 * -(-cols // BLOCK)]
+        after = row[:, round_up(cols, 16) :][:, : 8 * ceil_div(cols, BLOCK)]
         scales = np.ascontiguousarray(after).view(np.float32)[:, ::2]
         parts.append(numbers * np.repeat(scales, BLOCK, axis=1)[:, :cols])
     return np.concatenate(parts, axis=1)

@@ -12,6 +12,7 @@ from itertools import accumulate, chain, islice, repeat
 
 import numpy as np
 
+from zinc.core.rounding import round_up
 from zinc.gpu.arguments.structs import MAX_TABLES, StepHeader
 from zinc.gpu.memory import Allocator, Buffer, MemoryKind
 from zinc.ops.step import SAMPLE_PARAMS, Step
@@ -128,7 +129,7 @@ class StepData:
 
 def _params_offset(n_rows: int) -> int:
     """Return the offset of the sampling parameters behind `n_rows` int32 rows, in bytes."""
-    return HEADER_BYTES + -(-4 * n_rows // 16) * 16
+    return HEADER_BYTES + round_up(4 * n_rows, 16)
 
 
 def _padded(values: Iterable[int]) -> tuple[int, ...]:

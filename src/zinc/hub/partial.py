@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from zinc.core.rounding import ceil_div
+
 _READ_BYTES = 1 << 20
 
 
@@ -48,7 +50,7 @@ class PartialFile:
         size = self._chunk_bytes
         return [
             (i, i * size, min((i + 1) * size, self._n_bytes))
-            for i in range(-(-self._n_bytes // size))
+            for i in range(ceil_div(self._n_bytes, size))
             if i not in self._complete
         ]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from zinc.core.rounding import ceil_div
 from zinc.kv.node import TOKEN_BYTES, Node
 
 
@@ -83,7 +84,7 @@ class PrefixMatcher:
         """Return the longest usable prefix of at most `total` tokens along a path."""
         for n_tokens, state in self._ends(path, total):
             if self._has_windows(path, n_tokens):
-                n_nodes = -(-n_tokens // self._block_tokens)
+                n_nodes = ceil_div(n_tokens, self._block_tokens)
                 return Match(n_tokens, tuple(path[:n_nodes]), state)
         return Match(0)
 
@@ -106,7 +107,7 @@ class PrefixMatcher:
         for group, window in enumerate(self._windows):
             if window:
                 first = max(0, n_tokens - window + 1) // self._block_tokens
-                last = -(-n_tokens // self._block_tokens)
+                last = ceil_div(n_tokens, self._block_tokens)
                 if any(node.blocks[group] < 0 for node in path[first:last]):
                     return False
         return True

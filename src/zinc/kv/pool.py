@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zinc.core.errors import MemoryLimitError
+from zinc.core.rounding import ceil_div
 from zinc.kv.blocks import BlockAllocator
 from zinc.kv.copier import Copier
 from zinc.kv.matching import Match
@@ -139,7 +140,7 @@ class CachePool:
 
     def blocks(self, n_tokens: int) -> int:
         """Return the number of blocks for `n_tokens` positions."""
-        return -(-n_tokens // self.block_tokens)
+        return ceil_div(n_tokens, self.block_tokens)
 
     def max_blocks(self, n_tokens: int) -> tuple[int, ...]:
         """Return the most blocks of each group that a sequence of `n_tokens` holds at a time."""
@@ -400,7 +401,7 @@ def window_blocks(window: int, chunk_tokens: int, block_tokens: int) -> int:
 
     chunk_tokens: most tokens that it gains in one step.
     """
-    return -(-(window + chunk_tokens) // block_tokens) + SLACK_BLOCKS + 1
+    return ceil_div(window + chunk_tokens, block_tokens) + SLACK_BLOCKS + 1
 
 
 def key_of(ids: Sequence[int] | npt.NDArray[np.int32]) -> bytes:

@@ -19,6 +19,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
+from zinc.core.rounding import ceil_div
 from zinc.kv.blocks import BlockAllocator
 from zinc.kv.matching import Match, PrefixMatcher
 from zinc.kv.node import ROOT, TOKEN_BYTES, Node, root_digest
@@ -128,7 +129,7 @@ class PrefixTree:
         else:
             node = self.root(root_digest(namespace))
         offset = self.block_tokens if node.depth else 0
-        for i in range(node.depth, -(-len(key) // self._width)):
+        for i in range(node.depth, ceil_div(len(key), self._width)):
             tokens = key[i * self._width : (i + 1) * self._width]
             child = self._child(node, tokens)
             if child is None:

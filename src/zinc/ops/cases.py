@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from zinc.core.rounding import ceil_div
 from zinc.ops.graph import Graph
 from zinc.ops.random_blocks import random_blocks
 from zinc.ops.step import SampleParamsArray, Step
@@ -165,7 +166,7 @@ class Case:
     def _step(self, lengths: Sequence[int], first: int, first_id: int, block_tokens: int) -> Step:
         n_tokens, n_sequences = sum(lengths), len(lengths)
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        n_blocks = max(-(-(self.cached + n) // block_tokens) for n in self._lengths)
+        n_blocks = max(ceil_div(self.cached + n, block_tokens) for n in self._lengths)
         table = np.arange(n_sequences * n_blocks, dtype=np.int32).reshape(n_sequences, -1)
         every = np.arange(n_tokens, dtype=np.int32)
         positions = np.concatenate([first + np.arange(n) for n in lengths])

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from zinc.core.rounding import round_up
 from zinc.ops.node import Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, KVState, RecurrentState, RowFormat, Value
@@ -64,7 +65,7 @@ def assign(
         unsafe = [x for x in dead if users[x[2]] & others]
         for part, value in enumerate(node.outputs):
             size = rows[value.dim] * stride(value, row_bytes)
-            size = -(-size // ALIGNMENT) * ALIGNMENT
+            size = round_up(size, ALIGNMENT)
             donor = _donor(node, part, i, last_read, value)
             if (
                 donor is not None

@@ -19,6 +19,7 @@ from zinc.backends.plans import (
     Ref,
 )
 from zinc.core.errors import UnsupportedError
+from zinc.core.rounding import round_up
 from zinc.ops.graph import Graph
 from zinc.ops.node import Node
 from zinc.ops.registry import OPS
@@ -255,7 +256,7 @@ def _with_room_for_tokens(plan: Plan, id: int) -> Plan:
     They lie after everything else in the arena: the next step still reads them while it overwrites
     the rest.
     """
-    offset, stride = -(-plan.arena_bytes // memory.ALIGNMENT) * memory.ALIGNMENT, 4 * SAMPLED_COLS
+    offset, stride = round_up(plan.arena_bytes, memory.ALIGNMENT), 4 * SAMPLED_COLS
     sampled = Ref(id, Dim.OUTPUTS, SAMPLED_COLS, RowFormat.F32, offset, stride)
     return replace(plan, sampled=sampled, arena_bytes=offset + plan.max_outputs * stride)
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zinc.backends.api import ByteReader, TensorData
+from zinc.core.rounding import ceil_div
 from zinc.formats.gguf import Tensor
 from zinc.ops.values import Box, FloatArray, Weight
 from zinc.quant.blocks import GGMLType, row_bytes
@@ -50,7 +51,7 @@ class BoxReader:
         while done < target.nbytes:
             row, skipped = divmod(start + done, self._row_bytes)
             plane, row = divmod(row, len(self._box.rows))
-            wanted = -(-(skipped + target.nbytes - done) // self._row_bytes)
+            wanted = ceil_div(skipped + target.nbytes - done, self._row_bytes)
             rows = scratch[: min(n_rows, wanted, len(self._box.rows) - row)]
             plane += self._box.planes.start
             stored = plane * self._box.shape[-2] + self._box.rows.start + row

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zinc.backends.api import TensorData
+from zinc.core.rounding import ceil_div, round_up
 from zinc.gpu.arguments.structs import PackArguments
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.memory import Buffer, Slice
 from zinc.gpu.packing import FLOATS, LAYOUTS, offsets
-from zinc.gpu.rows import align
 from zinc.quant.blocks import BLOCKS, GGMLType
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ PACKED = (
 
 def can_upload(type: GGMLType, cols: int) -> bool:
     """Return whether `Uploader` takes rows of `cols` elements of a type."""
-    return type in PACKED or (type in FLOATS and align(cols, FLOATS[type]) == cols)
+    return type in PACKED or (type in FLOATS and round_up(cols, FLOATS[type]) == cols)
 
 
 @functools.cache
@@ -101,7 +101,7 @@ class Uploader:
             n_blocks=n_blocks,
         )
         items = packed.q // 4 + packed.h // 4 + packed.s
-        groups = (-(-n_blocks * items // THREADS), 1, 1)
+        groups = (ceil_div(n_blocks * items, THREADS), 1, 1)
         kernel = pack_kernel(type)
         self._host.compile([kernel])
         self._host.memory.to_device(raw, buffer.address, n_bytes)

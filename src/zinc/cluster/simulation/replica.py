@@ -16,6 +16,7 @@ from zinc.cluster.prompt_blocks import split
 from zinc.cluster.routing import Sketch
 from zinc.cluster.simulation.rates import StepTimes
 from zinc.cluster.simulation.workload import Request
+from zinc.core.rounding import ceil_div
 from zinc.engine.engine import PROMPT_TOKENS_BESIDE_STREAMS
 from zinc.engine.scheduler import Budget, Demand, schedule
 
@@ -212,7 +213,7 @@ class SimulatedReplica:
     # -- memory ---------------------------------------------------------------------------------
 
     def _blocks(self, n_tokens: int) -> int:
-        return -(-n_tokens // self._block_tokens)
+        return ceil_div(n_tokens, self._block_tokens)
 
     def _n_table(self, job: Job) -> int:
         """Return how many blocks a running job holds, with shared ones."""

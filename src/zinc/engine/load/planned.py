@@ -17,6 +17,7 @@ from zinc.backends.capabilities import BackendKind
 from zinc.backends.plans import Plan, states_of
 from zinc.backends.split import SplitBackend
 from zinc.core.errors import MemoryLimitError, RequestError, UnsupportedError
+from zinc.core.rounding import round_up
 from zinc.engine.cache_layout import BLOCK_TOKENS, resolve_kv_dtype, state_bytes_per_sequence
 from zinc.engine.load import auto
 from zinc.engine.load.adapters import NO_ADAPTERS, open_adapters
@@ -164,7 +165,7 @@ class PlannedModel:
             )
             for memory in memories
         )
-        whole_blocks = -(-context // BLOCK_TOKENS) * BLOCK_TOKENS
+        whole_blocks = round_up(context, BLOCK_TOKENS)
         return CacheSize(context, options.sequences * whole_blocks, options.sequences)
 
     def plan_for(self, n_tokens: int) -> Plan:

@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from zinc.core.rounding import ceil_div
 from zinc.engine.sampling.candidates import Candidates, Floats, Positions
 
 Words: TypeAlias = NDArray[np.uint32] | NDArray[np.int32]
@@ -44,7 +45,7 @@ def limited(logits: Floats, mask: Words) -> Candidates:
     Other tokens are left out, or set to -inf. Raises ValueError if the mask belongs to another
     vocabulary.
     """
-    words = -(-logits.size // _WORD_BITS)
+    words = ceil_div(logits.size, _WORD_BITS)
     if mask.shape != (words,) or mask.dtype.kind not in "iu" or mask.itemsize != 4:
         raise ValueError(f"a mask of {mask.dtype} {mask.shape} does not fit {logits.size} tokens")
     used = np.flatnonzero(mask)

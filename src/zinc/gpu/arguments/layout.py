@@ -22,6 +22,8 @@ from typing import (
     get_type_hints,
 )
 
+from zinc.core.rounding import round_up
+
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
@@ -96,7 +98,7 @@ class Layout:
     @property
     def size(self) -> int:
         """`sizeof` in C: `end`, rounded up to the alignment."""
-        return -(-self.end // self.alignment) * self.alignment
+        return round_up(self.end, self.alignment)
 
     def offset(self, name: str) -> int:
         """Return the byte offset of the field `name`."""
@@ -171,7 +173,7 @@ def _placed(cls: type[Struct]) -> Layout:
             used_bits += bits
             continue
         size, own, code = _place_of(type)
-        offset = -(-end // own) * own
+        offset = round_up(end, own)
         placed.append(Field(field.name, type, offset, comment=comment))
         codes += "x" * (offset - end) + code
         end, used_bits, alignment = offset + size, bits or 32, max(alignment, own)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from zinc.backends.plans import Launch, Ref
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses, DeviceKV
 from zinc.gpu.arguments.constants import ElementwiseOp
 from zinc.gpu.arguments.structs import (
@@ -29,7 +30,6 @@ from zinc.gpu.lower.attention_tiles import many_queries
 from zinc.gpu.lower.elementwise import elementwise
 from zinc.gpu.lower.operands import (
     alibi,
-    ceil_div,
     chunked,
     dim_code,
     in_vectors,

@@ -6,6 +6,7 @@ There is a kernel for vectors and one for cooperative matrices.
 from __future__ import annotations
 
 from zinc.backends.plans import Launch
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import AttentionTileArguments
 from zinc.gpu.bucket import Bucket
@@ -13,7 +14,6 @@ from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower.attention_fields import attention_fields
 from zinc.gpu.lower.operands import (
     alibi,
-    ceil_div,
     chunked,
     in_vectors,
     is_capped,

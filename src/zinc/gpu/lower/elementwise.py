@@ -5,21 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zinc.backends.plans import Launch, Ref
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.constants import ElementwiseOp
 from zinc.gpu.arguments.structs import ElementwiseArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.kernel_set import lowers
-from zinc.gpu.lower.operands import (
-    ceil_div,
-    dim_code,
-    in_vectors,
-    is_q8,
-    ref_or_null,
-    rows,
-    rows_or_none,
-)
+from zinc.gpu.lower.operands import dim_code, in_vectors, is_q8, ref_or_null, rows, rows_or_none
 from zinc.gpu.rows import row_bytes
 from zinc.ops.values import RowFormat
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zinc.backends.plans import Launch, Ref
+from zinc.core.rounding import ceil_div
 from zinc.gpu import tiles
 from zinc.gpu.addresses import Addresses, DeviceWeight
 from zinc.gpu.arguments.constants import ProductKind
@@ -17,13 +18,7 @@ from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.linear import NO_ACTIVATION, GatedActivation
-from zinc.gpu.lower.operands import (
-    ceil_div,
-    dim_code,
-    ref_or_null,
-    rows,
-    vector_or_null,
-)
+from zinc.gpu.lower.operands import dim_code, ref_or_null, rows, vector_or_null
 from zinc.gpu.lower.weights import (
     distance,
     format_defines,

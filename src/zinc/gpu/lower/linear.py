@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zinc.backends.plans import Launch, Ref
+from zinc.core.rounding import ceil_div
 from zinc.gpu import tiles
 from zinc.gpu.addresses import Addresses, DeviceWeight
 from zinc.gpu.arguments.constants import ProductKind
@@ -16,13 +17,7 @@ from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.fragment_tiles import fragment_tile, takes_fragments
 from zinc.gpu.kernel_set import lowers
-from zinc.gpu.lower.operands import (
-    ceil_div,
-    dim_code,
-    ref_or_null,
-    rows,
-    vector_or_null,
-)
+from zinc.gpu.lower.operands import dim_code, ref_or_null, rows, split_scratch, vector_or_null
 from zinc.gpu.lower.weights import (
     distance,
     format_defines,
@@ -145,11 +140,9 @@ class Product:
         key = self.key("gemm_few", bucket)
         tile = fragment_tile(at.features, key, self.rows_beside)
         groups, across = tile.groups(key), ceil_div(key.n_x, tile.batch)
-        partial = arrived = 0
-        if tile.splits > 1:
-            n_sums = tile.n_tiles(key) * across * tile.splits * tile.n_sums(key)
-            partial, arrived = at.scratch.take(4 * n_sums), at.counters.take(groups * across)
-        arguments = self.arguments(at, bucket, partial, arrived)
+        n_sums = tile.n_tiles(key) * across * tile.n_sums(key)
+        split = split_scratch(at, tile.splits, n_sums, groups * across)
+        arguments = self.arguments(at, bucket, *split)
         kernel = KernelVariant("gemm_few", (*self.defines(at), *tile.defines))
         return Dispatch(kernel, arguments, (groups, across * tile.splits, self.planes), waits)
 
@@ -158,11 +151,9 @@ class Product:
         tile = tiles.gemm(at.features, key, takes_half(self.w, self.x))
         down = ceil_div(self.n_rows * key.weights, tile.rows)
         across = ceil_div(key.n_x, tile.batch)
-        partial = arrived = 0
-        if tile.splits > 1:
-            n_sums = down * across * tile.splits * tile.rows * tile.batch
-            partial, arrived = at.scratch.take(4 * n_sums), at.counters.take(down * across)
-        arguments = self.arguments(at, bucket, partial, arrived)
+        n_tiles = down * across
+        split = split_scratch(at, tile.splits, n_tiles * tile.rows * tile.batch, n_tiles)
+        arguments = self.arguments(at, bucket, *split)
         kernel = KernelVariant("gemm", (*self.defines(at), *tile.defines, ("EXPERTS", 0)))
         return Dispatch(kernel, arguments, (down, across * tile.splits, self.planes), waits)
 

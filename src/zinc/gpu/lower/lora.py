@@ -7,12 +7,13 @@ the product with `a` itself: it is small, and a second dispatch would have to wa
 from __future__ import annotations
 
 from zinc.backends.plans import Launch, Ref
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import LoraArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.kernel_set import lowers
-from zinc.gpu.lower.operands import ceil_div, dim_code, is_q8, rows
+from zinc.gpu.lower.operands import dim_code, is_q8, rows
 from zinc.gpu.lower.weights import weight_of
 from zinc.ops.values import Weight
 from zinc.quant.blocks import GGMLType

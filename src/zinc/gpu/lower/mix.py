@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from zinc.backends.plans import Launch
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import MixArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import (
-    ceil_div,
     dim_code,
     in_vectors,
     is_q8,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zinc.backends.plans import Launch, Operand, Ref
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import NormArguments
 from zinc.gpu.bucket import Bucket
@@ -10,7 +11,6 @@ from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.features import MAX_THREADS
 from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import (
-    ceil_div,
     dim_code,
     in_vectors,
     is_q8,

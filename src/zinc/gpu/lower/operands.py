@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from zinc.backends.plans import Launch, Operand, Ref
+from zinc.core.rounding import ceil_div as ceil_div  # for backends.cuda.tiles
 from zinc.gpu.addresses import Addresses, DeviceKV
 from zinc.gpu.arguments.constants import DimCode
 from zinc.gpu.bucket import Bucket
@@ -41,10 +42,6 @@ def dim_code(dim: Dim, bucket: Bucket) -> int:
     return DimCode.CONSTANT if bucket.rows(dim) == 1 else DIMS[dim]
 
 
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def power_of_two(n: int) -> int:
     """Return the smallest power of two that is at least `n`."""
     return 1 << (n - 1).bit_length()
@@ -75,6 +72,16 @@ def vector_or_null(at: Addresses, x: Operand) -> int:
 def ref_or_null(at: Addresses, x: Operand) -> tuple[int, int]:
     """Return (address, stride) of rows, zeros if they are absent."""
     return (at.ref(x), x.stride) if isinstance(x, Ref) else (0, 0)
+
+
+def split_scratch(at: Addresses, splits: int, n_sums: int, n_tiles: int) -> tuple[int, int]:
+    """Return the addresses of the partial sums and counters of a split-K GEMM; zeros for one split.
+
+    n_sums: float32 sums of each split. n_tiles: output tiles, whose workgroups share a counter.
+    """
+    if splits == 1:
+        return 0, 0
+    return at.scratch.take(4 * splits * n_sums), at.counters.take(n_tiles)
 
 
 def is_bidirectional(launch: Launch) -> bool:

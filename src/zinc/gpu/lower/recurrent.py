@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zinc.backends.plans import Launch, Ref
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import (
     CausalConvArguments,
@@ -20,7 +21,6 @@ from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.features import Features
 from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import (
-    ceil_div,
     in_vectors,
     operand,
     ref_or_null,

@@ -5,18 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zinc.backends.plans import Launch, Operand, Ref
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses, DeviceKV
 from zinc.gpu.arguments.structs import RopeStoreArguments, RopeTableArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.kernel_set import lowers
-from zinc.gpu.lower.operands import (
-    ceil_div,
-    in_vectors,
-    operand,
-    ref_or_null,
-    vector_or_null,
-)
+from zinc.gpu.lower.operands import in_vectors, operand, ref_or_null, vector_or_null
 from zinc.ops.values import Constant, KVState
 
 TABLE_THREADS = 32

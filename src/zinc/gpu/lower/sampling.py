@@ -7,12 +7,13 @@ candidates and samples from them.
 from __future__ import annotations
 
 from zinc.backends.plans import Launch
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import SampleArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.kernel_set import lowers
-from zinc.gpu.lower.operands import ceil_div, power_of_two, rows
+from zinc.gpu.lower.operands import power_of_two, rows
 from zinc.ops.sampling import MOST_CANDIDATES
 
 CHUNK = 2048  # candidates that a workgroup sorts, 8 bytes each

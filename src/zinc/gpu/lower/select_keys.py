@@ -7,12 +7,13 @@ dispatches, each for some of the tokens.
 from __future__ import annotations
 
 from zinc.backends.plans import Launch
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import IndexScoresArguments, SelectKeysArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.kernel_set import lowers
-from zinc.gpu.lower.operands import ceil_div, in_vectors, operand, power_of_two, rows
+from zinc.gpu.lower.operands import in_vectors, operand, power_of_two, rows
 from zinc.ops.values import KVState
 
 SCORE_BYTES = 32 << 20  # of scores at once

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zinc.backends.plans import Launch, Ref
-from zinc.gpu.rows import BLOCK, align
+from zinc.core.rounding import round_up
+from zinc.gpu.rows import BLOCK
 from zinc.ops.operands import Kind, Operand
 from zinc.ops.random_blocks import random_blocks
 from zinc.ops.values import FloatArray, RowFormat, Weight
@@ -81,7 +82,7 @@ def sorted_slots(routes: FloatArray, n_experts: int) -> tuple[FloatArray, FloatA
 
 def rounded(x: FloatArray, run: int) -> tuple[npt.NDArray[np.int8], FloatArray]:
     """Return the runs of rows as 8-bit numbers [runs, blocks, 32] and scales [runs, blocks, 1]."""
-    padded = np.zeros((x.size // run, align(run, BLOCK)), np.float32)
+    padded = np.zeros((x.size // run, round_up(run, BLOCK)), np.float32)
     padded[:, :run] = x.reshape(-1, run)
     blocks = padded.reshape(len(padded), -1, BLOCK)
     scales = np.abs(blocks).max(axis=2, keepdims=True) / 127
@@ -105,7 +106,7 @@ def encoded(x: FloatArray, ref: Ref) -> npt.NDArray[np.uint8]:
     rows[:, :run] = numbers.reshape(len(numbers), -1)[:, :run].view(np.uint8)
     pairs = np.concatenate([scales, scales * numbers.sum(axis=2, keepdims=True)], axis=2)
     pairs = np.ascontiguousarray(pairs.reshape(len(numbers), -1), np.float32).view(np.uint8)
-    rows[:, align(run, 16) : align(run, 16) + pairs.shape[1]] = pairs
+    rows[:, round_up(run, 16) : round_up(run, 16) + pairs.shape[1]] = pairs
     return rows.reshape(len(x), -1)
 
 

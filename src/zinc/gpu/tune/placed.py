@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from zinc.backends.plans import Launch, Operand, Ref
+from zinc.core.rounding import ceil_div
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.host import Host
 from zinc.gpu.memory import Bytes, aligned
@@ -144,4 +145,4 @@ def _n_choices(launch: Launch, bucket: Bucket) -> int:
     if not cost.expert_bytes:
         return 1
     chosen = min(bucket.rows(launch.dim) * cost.experts_per_row, cost.n_experts)
-    return min(MAX_ROUTES, -(-ROTATE_BYTES // (chosen * cost.expert_bytes)))
+    return min(MAX_ROUTES, ceil_div(ROTATE_BYTES, chosen * cost.expert_bytes))

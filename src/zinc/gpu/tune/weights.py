@@ -8,6 +8,7 @@ from typing import TypeGuard
 import numpy as np
 
 from zinc.backends.plans import Launch, Operand
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import DeviceWeight
 from zinc.gpu.host import Host
 from zinc.gpu.kernel_set import KernelSet
@@ -37,7 +38,7 @@ class LaunchWeights:
         sizes = [self._packed_bytes(x) for x in matrices.values()]
         self.n_bytes = sum(sizes)
         room = max(1, host.available_bytes() // 2 // self.n_bytes)
-        self.n_copies = min(room, MAX_COPIES, -(-ROTATE_BYTES // self.n_bytes))
+        self.n_copies = min(room, MAX_COPIES, ceil_div(ROTATE_BYTES, self.n_bytes))
         self._pool.expect(sizes * self.n_copies)
         for i, matrix in matrices.items():
             self._add_matrix(i, matrix)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.cuda.lower.wide_attention import WideTile, wide_tile
 from zinc.backends.plans import Launch
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import AttentionMmaArguments, SelectedMmaArguments
 from zinc.gpu.bucket import Bucket
@@ -27,7 +28,6 @@ from zinc.gpu.lower.attention import (
 from zinc.gpu.lower.attention_fields import attention_fields
 from zinc.gpu.lower.operands import (
     alibi,
-    ceil_div,
     chunked,
     in_vectors,
     is_capped,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.plans import EXCHANGE, Launch, Ref
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import EXCHANGE_BLOCKS, ExchangeArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
-from zinc.gpu.lower.operands import ceil_div, dim_code, ref_or_null
+from zinc.gpu.lower.operands import dim_code, ref_or_null
 
 THREADS = 256
 EACH = 2  # items of a thread, as long as there are not too many blocks

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from zinc.backends.cuda.tiles import gemm_floats
 from zinc.backends.cuda.tiles.mma_tile import MmaTile
 from zinc.backends.plans import Ref
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses, DeviceWeight
 from zinc.gpu.arguments.structs import LinearTileArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower.linear import Product
-from zinc.gpu.lower.operands import ceil_div
+from zinc.gpu.lower.operands import split_scratch
 from zinc.gpu.lower.weights import format_defines
 from zinc.gpu.packing import FLOATS
 from zinc.gpu.tiles import MAX_BATCH
@@ -45,12 +46,10 @@ def _dispatch(product: Product, at: Addresses, bucket: Bucket, waits: bool) -> D
     key = product.key("gemm_floats", bucket)
     tile = gemm_floats.choose_tile(at.features, key)
     groups = (ceil_div(key.rows, tile.rows), ceil_div(key.n_x, tile.batch), tile.splits)
-    partial = arrived = 0
-    if tile.splits > 1:
-        n_sums = groups[0] * tile.rows * groups[1] * tile.batch * tile.splits
-        partial, arrived = at.scratch.take(4 * n_sums), at.counters.take(groups[0] * groups[1])
+    n_tiles = groups[0] * groups[1]
+    n_sums = n_tiles * tile.rows * tile.batch
     arguments = LinearTileArguments(
-        product=product.arguments(at, bucket, partial, arrived),
+        product=product.arguments(at, bucket, *split_scratch(at, tile.splits, n_sums, n_tiles)),
         x=0,
         inverses=0,
         x_rows=0,

@@ -24,17 +24,12 @@ from zinc.backends.cuda.lower.parts import (
 from zinc.backends.cuda.lower.registry import fuses, lowers
 from zinc.backends.cuda.tiles import gemv
 from zinc.backends.plans import Launch, Ref
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower import linear as several_rows
-from zinc.gpu.lower.operands import (
-    ceil_div,
-    in_vectors,
-    ref_or_null,
-    rows,
-    vector_or_null,
-)
+from zinc.gpu.lower.operands import in_vectors, ref_or_null, rows, vector_or_null
 from zinc.gpu.lower.weights import format_defines, same_layout, weight_of
 from zinc.gpu.packing import FLOATS
 from zinc.ops.node import Node

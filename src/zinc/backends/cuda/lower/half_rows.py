@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from zinc.backends.cuda.tiles.common import SLAB, SLAB_ROW_BYTES
 from zinc.backends.plans import Ref
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import HalfRowsArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
-from zinc.gpu.lower.operands import ceil_div, dim_code
+from zinc.gpu.lower.operands import dim_code
 from zinc.gpu.rows import row_bytes
 
 GROUP = 8  # rows of a group (half_rows.cuh)

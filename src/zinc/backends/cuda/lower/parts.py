@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from zinc.backends.plans import Launch, Ref
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses, DeviceWeight
 from zinc.gpu.arguments.constants import ProductKind
 from zinc.gpu.arguments.structs import GemvArguments, GemvPart, Matrix
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.lower.linear import NO_ACTIVATION, GatedActivation
-from zinc.gpu.lower.operands import ceil_div, dim_code, ref_or_null, vector_or_null
+from zinc.gpu.lower.operands import dim_code, ref_or_null, vector_or_null
 from zinc.gpu.lower.weights import distance, matrix, weight_of
 from zinc.gpu.tuned import TileKey
 from zinc.ops.values import RowFormat

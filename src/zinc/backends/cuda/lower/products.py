@@ -20,6 +20,7 @@ from zinc.backends.cuda.tiles import gemm_experts, gemm_mma
 from zinc.backends.cuda.tiles.experts import SlotTiles
 from zinc.backends.cuda.tiles.mma_tile import MmaTile
 from zinc.backends.plans import Launch, Ref
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.constants import ProductKind
 from zinc.gpu.arguments.structs import ExpertTileArguments, LinearTileArguments, MoeSumArguments
@@ -29,7 +30,7 @@ from zinc.gpu.kernel_set import LOWERINGS
 from zinc.gpu.lower import experts, linear
 from zinc.gpu.lower.experts import ExpertProduct
 from zinc.gpu.lower.linear import Product
-from zinc.gpu.lower.operands import ceil_div, rows
+from zinc.gpu.lower.operands import rows, split_scratch
 from zinc.gpu.lower.weights import weight_of
 from zinc.gpu.tiles import MAX_BATCH
 from zinc.ops.values import RowFormat
@@ -142,12 +143,10 @@ def _dispatch(
         ceil_div(bucket.rows(product.x.dim), tile.batch),
         tile.splits,
     )
-    partial = arrived = 0
-    if tile.splits > 1:
-        n_sums = groups[0] * tile.rows * groups[1] * tile.batch * weights * tile.splits
-        partial, arrived = at.scratch.take(4 * n_sums), at.counters.take(groups[0] * groups[1])
+    n_tiles = groups[0] * groups[1]
+    n_sums = n_tiles * tile.rows * tile.batch * weights
     arguments = LinearTileArguments(
-        product=product.arguments(at, bucket, partial, arrived),
+        product=product.arguments(at, bucket, *split_scratch(at, tile.splits, n_sums, n_tiles)),
         x=x.address,
         inverses=x.inverses,
         x_rows=x.n_rows,

@@ -15,13 +15,14 @@ from typing import TypeAlias
 
 from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.plans import Launch
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import ConvBlockArguments, DeltaChunkArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.features import Features
 from zinc.gpu.lower import recurrent
-from zinc.gpu.lower.operands import ceil_div, in_vectors, rows
+from zinc.gpu.lower.operands import in_vectors, rows
 
 CHUNK = 32  # equals CHUNK in kernels/delta_chunk.cuh
 WARP_COLS = 16  # columns of the state of a warp

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from zinc.backends.cuda.lower.registry import fuses, lowers
 from zinc.backends.plans import Launch
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import (
     AttentionMergeArguments,
@@ -20,7 +21,7 @@ from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.lower import attention
 from zinc.gpu.lower.attention import Cut
-from zinc.gpu.lower.operands import ceil_div, operand, ref_or_null
+from zinc.gpu.lower.operands import operand, ref_or_null
 from zinc.ops.node import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import KVState

@@ -6,12 +6,13 @@ from dataclasses import fields
 
 from zinc.backends.cuda.lower.registry import fuses, lowers
 from zinc.backends.plans import Launch
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import NormRouteArguments, RouteArguments, RouteExpertsArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower import route
-from zinc.gpu.lower.operands import ceil_div, rows, vector_or_null
+from zinc.gpu.lower.operands import rows, vector_or_null
 from zinc.gpu.lower.weights import weight_of
 from zinc.ops.node import Node
 from zinc.ops.step import ONE_TOKEN, StepCondition

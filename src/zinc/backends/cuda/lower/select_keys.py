@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.plans import Launch
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower import select_keys as vectors
-from zinc.gpu.lower.operands import ceil_div, in_vectors, operand, rows
+from zinc.gpu.lower.operands import in_vectors, operand, rows
 from zinc.ops.values import KVState
 
 WARPS, WARP_KEYS = 4, 32  # positions that a warp scores at once

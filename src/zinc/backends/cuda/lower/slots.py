@@ -9,11 +9,11 @@ from __future__ import annotations
 from zinc.backends.cuda.tiles import gemm_slots, gemv_slots
 from zinc.backends.cuda.tiles.gemm_slots import MOST_SLOTS, FewSlotTile
 from zinc.backends.cuda.tiles.gemv_slots import VectorSlotTile
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower.experts import ExpertProduct
-from zinc.gpu.lower.operands import ceil_div
 
 
 def takes(product: ExpertProduct, bucket: Bucket) -> bool:

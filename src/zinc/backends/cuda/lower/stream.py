@@ -22,12 +22,13 @@ from zinc.backends.cuda.lower.parts import (
 from zinc.backends.cuda.tiles import gemm_stream
 from zinc.backends.cuda.tiles.common import GROUP_COLS
 from zinc.backends.plans import Launch, Ref
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.constants import ProductKind
 from zinc.gpu.arguments.structs import StreamArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
-from zinc.gpu.lower.operands import ceil_div, rows
+from zinc.gpu.lower.operands import rows
 from zinc.gpu.lower.weights import format_defines, same_layout, weight_of
 from zinc.ops.values import RowFormat
 

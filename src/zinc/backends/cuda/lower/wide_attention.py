@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.lower.attention import visible_keys
-from zinc.gpu.lower.operands import ceil_div
 from zinc.ops.values import KVState
 
 WARP_ROWS = 16
