@@ -24,8 +24,8 @@ import make_model
 import numpy as np
 
 from zinc import LLM, DeviceMap, SamplingParams
-from zinc.engine.flight import common_length
 from zinc.engine.request import Request
+from zinc.engine.step_in_flight import common_length
 
 BEGUN_TOKENS = 4  # of an answer, before its tokens are counted
 DIVISIONS = ("one", "layer", "tensor")

@@ -125,7 +125,7 @@ def talk() -> None:
         stream = llm.stream([1, 2, 3], LONG)
         for _ in range(3):
             next(stream)
-        assert llm.engine._flight is not None
+        assert llm.engine._in_flight is not None
         del stream
         llm.generate([4, 5, 6], LONG)
         list(llm.stream(list(range(1, 40)), SamplingParams(temperature=0.7, max_tokens=9)))

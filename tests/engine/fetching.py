@@ -81,8 +81,8 @@ def engine(kind, store, n_blocks=64, **options):
     program, cache = model(kind, n_blocks)
     e = Engine(program, cache, VOCAB, 400, prompt_tokens_beside_streams=10, **options)
     e.attach_store(store, fetch=True)
-    assert e.holdings._fetcher is not None
-    e.holdings._fetcher.rates = FreeRates(0.0, 0.0)
+    assert e.cache_manager._fetcher is not None
+    e.cache_manager._fetcher.rates = FreeRates(0.0, 0.0)
     return e
 
 

@@ -39,8 +39,8 @@ class Guessing(Speculation):
         """
         return self.random.random() < 0.8
 
-    def landed(self, flight, seconds):
-        super().landed(flight, seconds)
+    def step_done(self, flight, seconds):
+        super().step_done(flight, seconds)
         for s in flight.complete:
             if s.id in flight.drafts:
                 self.n_accepted += s.drafts.n_valid

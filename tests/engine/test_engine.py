@@ -272,7 +272,7 @@ def test_a_full_queue_refuses_requests():
 
 
 @pytest.mark.parametrize("scarce", [{"max_outputs": 4}, {"slots": 4}])
-def test_no_prefixes_are_searched_while_every_seat_is_taken(scarce, monkeypatch):
+def test_no_prefixes_are_searched_while_no_more_sequences_can_run(scarce, monkeypatch):
     e = engine("recurrent", n_blocks=200, **scarce)
     running = [e.submit(Request(prompt(20, i), greedy(120), ())) for i in range(4)]
     while not all(s.n_generated for s in running):
@@ -370,25 +370,25 @@ SPOTS = st.tuples(
     spots=st.lists(SPOTS, min_size=1, max_size=14),
     n_blocks=st.integers(12, 60),
     slots=st.integers(1, 12),
-    seats=st.integers(1, 8),
+    max_outputs=st.integers(1, 8),
     prefix_cache=st.booleans(),
     swap_bytes=st.sampled_from([0, 8000, 1 << 30]),
     context=st.sampled_from([400, 70]),
 )
 def test_each_request_gets_the_answer_it_gets_alone(
-    kind, spots, n_blocks, slots, seats, prefix_cache, swap_bytes, context
+    kind, spots, n_blocks, slots, max_outputs, prefix_cache, swap_bytes, context
 ):
     e = engine(
         kind,
         n_blocks,
         context,
-        max_outputs=seats,
+        max_outputs=max_outputs,
         slots=slots,
         prefix_cache=prefix_cache,
         swap_bytes=swap_bytes,
         window_blocks=max(12, n_blocks // 2),
     )
-    context = e.longest
+    context = e.max_sequence_tokens
     waiting = sorted(enumerate(spots), key=lambda item: item[1][0])
     running = []
     for tick in range(20_000):

@@ -168,7 +168,7 @@ def test_a_prefix_is_run_if_that_is_faster():
     store = filled("full", prompt())
     e = engine("full", store)
     check("full", e, prompt(5))
-    fetcher = e.holdings._fetcher
+    fetcher = e.cache_manager._fetcher
     assert fetcher is not None
     fetcher.rates.byte_s, n_read = 1.0, store.n_read
     assert check("full", e, prompt()).n_cached == 0

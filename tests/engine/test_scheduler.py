@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zinc.core.rounding import ceil_div
 from zinc.engine.admission import first_texts
 from zinc.engine.scheduler import Budget, Demand, schedule
 
@@ -14,14 +15,24 @@ BUDGET = Budget(512, 128, 8, (1000,), 8, block_tokens=64)
 
 def runs(id, pending=1, n_run=64, **other):
     """Return a running sequence that has blocks for exactly the tokens that it ran."""
-    n_table = -(-n_run // 64)
-    lacks = -(-(n_run + pending) // 64) - n_table
-    fields = {"longest": pending, "frees": (n_table,), "lacks": (lacks,), **other}
+    n_table = ceil_div(n_run, 64)
+    n_missing = ceil_div(n_run + pending, 64) - n_table
+    fields = {
+        "runnable": pending,
+        "freeable_blocks": (n_table,),
+        "missing_blocks": (n_missing,),
+        **other,
+    }
     return Demand(id, pending, n_run=n_run, n_table=n_table, admitted=True, **fields)
 
 
 def waits(id, pending, **other):
-    fields = {"longest": pending, "pins": (0,), "lacks": (-(-pending // 64),), **other}
+    fields = {
+        "runnable": pending,
+        "pinned_blocks": (0,),
+        "missing_blocks": (ceil_div(pending, 64),),
+        **other,
+    }
     return Demand(id, pending, n_run=0, n_table=0, admitted=False, **fields)
 
 
@@ -35,7 +46,7 @@ def test_a_prompt_alone_gets_the_whole_step():
 
 
 def test_a_prompt_stops_where_its_state_is_to_be_copied():
-    assert schedule([waits(0, 3000, longest=100), waits(1, 50)], BUDGET).tokens == {0: 100, 1: 50}
+    assert schedule([waits(0, 3000, runnable=100), waits(1, 50)], BUDGET).tokens == {0: 100, 1: 50}
 
 
 def test_clients_get_equal_shares_and_leave_the_rest_to_others():
@@ -84,7 +95,7 @@ def test_a_low_priority_is_preempted_even_if_it_came_first():
     assert result.tokens == {1: 1, 2: 64}
 
 
-def test_a_request_without_a_slot_or_seat_waits():
+def test_a_request_waits_for_a_slot_and_for_a_running_sequence_to_end():
     demands = [runs(0), waits(1, 10), waits(2, 10)]
     assert schedule(demands, replace(BUDGET, slots=1)).tokens == {0: 1, 1: 10}
     assert schedule(demands, replace(BUDGET, slots=0)).tokens == {0: 1}
@@ -127,8 +138,8 @@ def test_every_whole_text_runs_in_the_end(rows, blocks):
     st.integers(0, 8),
     st.integers(0, 20),
 )
-def test_the_shortcut_for_texts_chooses_what_the_scheduler_would(lengths, seats, slots, blocks):
-    budget = replace(WHOLE, sequences=seats, slots=slots, blocks=(blocks, blocks + 3))
+def test_the_shortcut_for_texts_chooses_what_the_scheduler_would(lengths, sequences, slots, blocks):
+    budget = replace(WHOLE, sequences=sequences, slots=slots, blocks=(blocks, blocks + 3))
     texts = [
         SimpleNamespace(id=i, ids=[0] * n, request=SimpleNamespace(priority=1))
         for i, n in enumerate(lengths)
@@ -136,7 +147,7 @@ def test_the_shortcut_for_texts_chooses_what_the_scheduler_would(lengths, seats,
     found = first_texts(texts, budget)
     needs = [-(-n // 64) for n in lengths]
     demands = [
-        waits(i, n, lacks=(need, need), pins=(0, 0), priority=1)
+        waits(i, n, missing_blocks=(need, need), pinned_blocks=(0, 0), priority=1)
         for i, (n, need) in enumerate(zip(lengths, needs, strict=True))
     ]
     if found is None:
@@ -173,7 +184,7 @@ DEMANDS = st.lists(
     st.integers(0, 5),
 )
 def test_budgets_are_never_exceeded(rows, tokens, prompt_tokens, sequences, blocks, slots):
-    sequences = min(sequences, tokens)  # a step has at least a token for each seat
+    sequences = min(sequences, tokens)  # a step has at least a token for each sequence
     rows.sort(key=lambda row: not row[0])
     n_admitted = sum(row[0] for row in rows[:sequences])
     demands = [
@@ -195,7 +206,7 @@ def test_budgets_are_never_exceeded(rows, tokens, prompt_tokens, sequences, bloc
     needed = sum(
         -(-(by_id[i].n_run + n) // 64) - by_id[i].n_table for i, n in result.tokens.items()
     )
-    assert needed <= blocks + sum(d.frees[0] for d in lost)
+    assert needed <= blocks + sum(d.freeable_blocks[0] for d in lost)
     assert all(1 <= n <= by_id[i].pending for i, n in result.tokens.items())
     if any(by_id[i].pending == 1 and by_id[i].admitted for i in result.tokens):
         prompts = sum(n for i, n in result.tokens.items() if by_id[i].pending > 1)

@@ -23,7 +23,7 @@ from zinc.engine.load.options import LoadOptions
 from zinc.engine.load.planned import plan_model
 from zinc.engine.request import Request
 from zinc.engine.speculative.draft import NO_DRAFT, Draft
-from zinc.engine.speculative.drafting import Drafting
+from zinc.engine.speculative.draft_scheduler import DraftScheduler
 from zinc.engine.speculative.policy import (
     GUARD_TOKENS,
     LEAST_GAIN,
@@ -79,9 +79,9 @@ class Recalling:
         plain = self._finish(requests)
         self.texts = {self._key(s): s.ids for s in plain}
         engine = self.engine
-        limits = engine.pool, engine.program.plan, engine.longest, engine.plain_context
+        limits = engine.pool, engine.program.plan, engine.max_sequence_tokens, engine.plain_context
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "_drafting", Drafting(self.guessing, *limits))
+            patch.setattr(engine, "_draft_scheduler", DraftScheduler(self.guessing, *limits))
             return plain, self._finish(requests)
 
     def _finish(self, requests):
@@ -246,8 +246,10 @@ def test_a_stop_string_ends_the_answer_at_the_same_token(llm, stop, monkeypatch)
     plain = llm.generate(ids, params)
     whole = llm.generate(ids, replace(params, stop=()))
     engine, text = llm.engine, [*ids, *whole.token_ids]
-    limits = engine.pool, engine.program.plan, engine.longest, engine.plain_context
-    monkeypatch.setattr(engine, "_drafting", Drafting(Guessing(lambda s: text), *limits))
+    limits = engine.pool, engine.program.plan, engine.max_sequence_tokens, engine.plain_context
+    monkeypatch.setattr(
+        engine, "_draft_scheduler", DraftScheduler(Guessing(lambda s: text), *limits)
+    )
     drafted = llm.generate(ids, params)
     assert (drafted.text, drafted.token_ids) == (plain.text, plain.token_ids)
     assert drafted.timings.generated_tokens == plain.timings.generated_tokens

@@ -10,7 +10,7 @@ from zinc.engine.speculative.draft import Draft
 from zinc.engine.speculative.policy import GUARD_TOKENS, Offer, Record, lengths
 from zinc.engine.speculative.speculation import Speculation
 from zinc.engine.speculative.step_times import StepTimes, TypicalTime
-from zinc.engine.speculative.tracker import Drafts
+from zinc.engine.speculative.tracker import DraftTracker
 
 # Rows and milliseconds of the steps of a small model whose two cores ran three other processes. On
 # the idle machine, 1, 3, 4 and 5 rows take 0.45, 0.65, 0.7 and 0.8 ms.
@@ -119,15 +119,15 @@ def drafting(accepts, seconds):
     accepts: for each step, whether the token is accepted. seconds: what each step takes.
     """
     speculation = Speculation(estimate)
-    s = SimpleNamespace(id=0, n_generated=1, drafts=Drafts(draft=Draft([7], [0.5])))
+    s = SimpleNamespace(id=0, n_generated=1, drafts=DraftTracker(draft=Draft([7], [0.5])))
     s.drafts.record.rates = [0.5]
     for accepted, step_s in zip(accepts, seconds, strict=True):
         plain = SimpleNamespace(running=[s], complete=[s], counts=[1], drafts={})
-        speculation.landed(plain, 0.010)
+        speculation.step_done(plain, 0.010)
         s.n_generated += 2 + accepted
         s.drafts.verified(int(accepted), 1)
         verifying = SimpleNamespace(running=[s], complete=[s], counts=[1], drafts={0: [7]})
-        speculation.landed(verifying, step_s)
+        speculation.step_done(verifying, step_s)
     return s.drafts
 
 

@@ -55,16 +55,16 @@ def new_pool(n_blocks=40, n_slots=8, recurrent=True):
 
 def run(pool, ids, namespace=b""):
     """Run a sequence; each block and state contains a value derived from its text."""
-    holding, n = pool.attach(key_of(ids), len(ids) - 1, namespace)
-    pool.grow(holding, len(ids))
-    for group, table in enumerate(holding.tables):
+    allocation, n = pool.attach(key_of(ids), len(ids) - 1, namespace)
+    pool.grow(allocation, len(ids))
+    for group, table in enumerate(allocation.tables):
         for i, block in enumerate(table):
             if block >= 0 and i >= n // BLOCK:
                 views = [content(ids[: (i + 1) * BLOCK], group, layer) for layer in range(2)]
                 pool.copier.put_block(group, block, views)
-    pool.copier.slots[holding.slot] = content(ids, 9, 9)
-    pool.trim(holding, len(ids))
-    pool.release(holding, key_of(ids))
+    pool.copier.slots[allocation.slot] = content(ids, 9, 9)
+    pool.trim(allocation, len(ids))
+    pool.release(allocation, key_of(ids))
 
 
 def content(ids, group, layer):
@@ -134,7 +134,7 @@ def test_kept_prefixes_are_restored(saved):
     pool, n_tokens = read(saved)
     assert n_tokens == N_TOKENS
     for ids in CONVERSATIONS:
-        assert pool.prospect(key_of([*ids, 99]), len(ids)).n_cached == len(ids)
+        assert pool.prefix_hit(key_of([*ids, 99]), len(ids)).n_cached == len(ids)
 
 
 def test_a_restored_namespace_matches_only_itself(tmp_path):
@@ -147,11 +147,11 @@ def test_a_restored_namespace_matches_only_itself(tmp_path):
     assert n_tokens == sum(map(len, CONVERSATIONS)) - 4  # two begin with one block
     for namespace in (b"", b"a", b"b"):
         found = [
-            pool.prospect(key_of([*ids, 99]), len(ids), namespace).n_cached == len(ids)
+            pool.prefix_hit(key_of([*ids, 99]), len(ids), namespace).n_cached == len(ids)
             for ids in CONVERSATIONS
         ]
         assert found == [each == namespace for each in (b"a", b"b", b"a", b"")]
-    assert pool.prospect(key_of([1, 2, 3, 4, 5]), 5).n_cached == 0
+    assert pool.prefix_hit(key_of([1, 2, 3, 4, 5]), 5).n_cached == 0
 
 
 def test_files_are_readable_by_their_owner_alone(saved):
@@ -196,12 +196,12 @@ def test_bytes_written_per_step_are_bounded_and_parents_come_first(tmp_path):
 def test_prefixes_committed_by_a_running_sequence_are_written(tmp_path):
     pool = new_pool()
     disk = DiskCache(FolderStore(tmp_path, "key"), pool)
-    holding, _ = pool.attach(b"", 0)
-    pool.grow(holding, 8)
-    pool.checkpoint(holding, key_of([1, 2, 3, 4, 5]))
+    allocation, _ = pool.attach(b"", 0)
+    pool.grow(allocation, 8)
+    pool.checkpoint(allocation, key_of([1, 2, 3, 4, 5]))
     disk.flush()
     assert [len(files(tmp_path, suffix)) for suffix in (".kv", ".state")] == [2, 1]
-    pool.release(holding, key_of([1, 2, 3, 4, 5, 6]))
+    pool.release(allocation, key_of([1, 2, 3, 4, 5, 6]))
     disk.flush()
     assert [len(files(tmp_path, suffix)) for suffix in (".kv", ".state")] == [2, 2]
     disk.close()
@@ -222,7 +222,7 @@ def test_a_smaller_cache_restores_the_most_recent_and_leaves_a_slot(saved):
     pool, n_tokens = read(saved, new_pool(n_blocks=3, n_slots=2))
     assert 0 < n_tokens <= 12
     assert pool.slots.n_free == 1
-    assert pool.prospect(key_of([30, 31, 1]), 2).n_cached == 2
+    assert pool.prefix_hit(key_of([30, 31, 1]), 2).n_cached == 2
     assert len(files(saved)) == 6 + 4  # the rest is there for a larger one
 
 
@@ -231,11 +231,11 @@ def test_order_of_use_survives_a_restart(tmp_path):
         write(tmp_path, [[first] * 4])
     write(tmp_path, [[1] * 4])
     pool, _ = read(tmp_path, new_pool(n_blocks=3))
-    holding, _ = pool.attach(key_of([40] * 8), 7)
-    pool.grow(holding, 8)
-    pool.release(holding)
-    assert pool.prospect(key_of([1] * 5), 4).n_cached == 4
-    assert pool.prospect(key_of([5] * 5), 4).n_cached == 0
+    allocation, _ = pool.attach(key_of([40] * 8), 7)
+    pool.grow(allocation, 8)
+    pool.release(allocation)
+    assert pool.prefix_hit(key_of([1] * 5), 4).n_cached == 4
+    assert pool.prefix_hit(key_of([5] * 5), 4).n_cached == 0
 
 
 def test_the_limit_keeps_the_most_recent_files(tmp_path):
@@ -243,7 +243,7 @@ def test_the_limit_keeps_the_most_recent_files(tmp_path):
     assert len(files(tmp_path)) == 2
     pool, n_tokens = read(tmp_path)
     assert n_tokens == 2
-    assert pool.prospect(key_of([30, 31, 1]), 2).n_cached == 2
+    assert pool.prefix_hit(key_of([30, 31, 1]), 2).n_cached == 2
 
 
 def test_the_limit_keeps_the_beginning_of_a_long_text(tmp_path):

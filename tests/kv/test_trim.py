@@ -28,22 +28,22 @@ def test_a_sequence_that_is_rolled_back_keeps_its_window(
     """
     groups = [Group(100), Group(100, window)]
     pool = CachePool(groups, BLOCK, 1, NoData(), CHUNK_TOKENS, prefix_cache=False)  # type: ignore[arg-type]
-    holding, n_run = pool.attach(b"", 0)
+    allocation, n_run = pool.attach(b"", 0)
     longest = 0
     for accepted, rejected in steps:
         end = n_run + accepted + rejected
         longest = max(longest, end)  # blocks of rejected rows stay until the next rows use them
-        pool.grow(holding, end)
-        held = sum(block >= 0 for block in holding.tables[1])
+        pool.grow(allocation, end)
+        held = sum(block >= 0 for block in allocation.tables[1])
         assert held <= pool.max_blocks(longest)[1]
         for position in range(n_run, end):
             first = max(0, position - window + 1) // BLOCK
-            needed = holding.tables[1][first : position // BLOCK + 1]
+            needed = allocation.tables[1][first : position // BLOCK + 1]
             assert len(needed) == position // BLOCK + 1 - first
             assert min(needed) >= 0
         if late:
-            pool.trim(holding, end)
+            pool.trim(allocation, end)
         n_run += accepted
-        pool.trim(holding, n_run)
-    pool.release(holding)
+        pool.trim(allocation, n_run)
+    pool.release(allocation)
     pool.check()

@@ -20,7 +20,7 @@ from zinc.backends.plans import Plan
 from zinc.engine.cache_layout import cache_groups, state_bytes_per_sequence
 from zinc.kv import CachePool, key_of
 from zinc.kv.disk import DiskCache
-from zinc.kv.pool import Holding
+from zinc.kv.pool import Allocation
 from zinc.kv.store import FolderStore
 from zinc.ops.recurrent_state import CHUNK
 from zinc.ops.step import Step
@@ -60,15 +60,15 @@ class PooledModel:
             state_bytes=state_bytes_per_sequence(plan.states),
         )
 
-    def step(self, parts: Sequence[tuple[Holding, int, list[int]]]) -> FloatArray:
-        """Run ids from a position on for each holding; return the logits of all rows."""
+    def step(self, parts: Sequence[tuple[Allocation, int, list[int]]]) -> FloatArray:
+        """Run ids from a position on for each allocation; return the logits of all rows."""
         counts = [len(ids) for _, _, ids in parts]
-        n_blocks = max(len(holding.tables[0]) for holding, _, _ in parts)
+        n_blocks = max(len(allocation.tables[0]) for allocation, _, _ in parts)
         tables = []
         for group in range(len(self.pool.groups)):
             table = np.full((len(parts), n_blocks), -1, np.int32)
-            for row, (holding, _, _) in enumerate(parts):
-                table[row, : len(holding.tables[group])] = holding.tables[group]
+            for row, (allocation, _, _) in enumerate(parts):
+                table[row, : len(allocation.tables[group])] = allocation.tables[group]
             tables.append(table)
         return self.program.step(
             Step(
@@ -79,7 +79,7 @@ class PooledModel:
                 sequence=np.repeat(np.arange(len(parts), dtype=np.int32), counts),
                 output_rows=np.arange(sum(counts), dtype=np.int32),
                 seq_start=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-                state_slot=np.array([holding.slot for holding, _, _ in parts], np.int32),
+                state_slot=np.array([allocation.slot for allocation, _, _ in parts], np.int32),
                 tables=tuple(tables),
             )
         )
@@ -91,18 +91,18 @@ class Speculating:
 
     ids: list[int]
     wanted: FloatArray  # logits of each position
-    holding: Holding
+    allocation: Allocation
     n_run: int = 0
     ahead: int = 0  # rows of the last step that were accepted, of those that it ran
     tail: int = 0  # rows of the last step that were rejected
 
-    def part(self, random: Random) -> tuple[Holding, int, list[int]]:
+    def part(self, random: Random) -> tuple[Allocation, int, list[int]]:
         """Return the next rows: some of the text, and rejected ones after it."""
         most = random.choice((1, 2, 4, CHUNK, 2 * CHUNK))
         self.ahead = random.randint(1, min(most, len(self.ids) - self.n_run))
         self.tail = random.choice((0, random.randint(0, CHUNK - 1)))
         garbage = [random.randrange(96) for _ in range(self.tail)]
-        return self.holding, self.n_run, [*self.ids[self.n_run :][: self.ahead], *garbage]
+        return self.allocation, self.n_run, [*self.ids[self.n_run :][: self.ahead], *garbage]
 
     def accept(self, logits: FloatArray) -> None:
         """Compare the accepted rows of a step, and roll the sequence back to the last of them."""
@@ -135,12 +135,12 @@ def speculate(
         parts = []
         for s in running:
             part = s.part(random)
-            model.pool.grow(s.holding, s.n_run + len(part[2]))
+            model.pool.grow(s.allocation, s.n_run + len(part[2]))
             parts.append(part)
         logits = np.split(model.step(parts), np.cumsum([len(ids) for _, _, ids in parts])[:-1])
         for s, rows in zip(running, logits, strict=True):
             s.accept(rows)
-            model.pool.trim(s.holding, s.n_run)
+            model.pool.trim(s.allocation, s.n_run)
         for s in running:
             _move(model.pool, s, random)
         if folder is not None and running[0].n_run > restart_at:
@@ -153,14 +153,14 @@ def _move(pool: CachePool, s: Speculating, random: Random) -> None:
     """Copy a sequence out and in, or release it and find it in the prefix cache, at times."""
     chosen = random.randrange(8)
     if chosen == 0:
-        swapped = pool.swap_out(s.holding, s.n_run)
-        pool.release(s.holding)
-        s.holding = pool.swap_in(swapped)
+        swapped = pool.swap_out(s.allocation, s.n_run)
+        pool.release(s.allocation)
+        s.allocation = pool.swap_in(swapped)
     elif chosen == 1:
-        pool.release(s.holding, key_of(s.ids[: s.n_run]))
-        s.holding, s.n_run = pool.attach(key_of(s.ids), len(s.ids) - 1)
+        pool.release(s.allocation, key_of(s.ids[: s.n_run]))
+        s.allocation, s.n_run = pool.attach(key_of(s.ids), len(s.ids) - 1)
     elif chosen == 2:  # for later hits, when this position has been passed
-        pool.checkpoint(s.holding, key_of(s.ids[: s.n_run]))
+        pool.checkpoint(s.allocation, key_of(s.ids[: s.n_run]))
 
 
 def _restart(
@@ -173,7 +173,7 @@ def _restart(
     """Return a new model with an empty cache, on which `running` find their text on disk."""
     disk = DiskCache(FolderStore(folder, "key"), model.pool)
     for s in running:
-        model.pool.release(s.holding, key_of(s.ids[: s.n_run]))
+        model.pool.release(s.allocation, key_of(s.ids[: s.n_run]))
     disk.flush()
     disk.close()
     other = PooledModel(loaded, kv_dtype, len(running), max(len(s.ids) for s in running))
@@ -181,7 +181,7 @@ def _restart(
     disk.load()
     for s in running:
         before = s.n_run
-        s.holding, s.n_run = other.pool.attach(key_of(s.ids), len(s.ids) - 1)
+        s.allocation, s.n_run = other.pool.attach(key_of(s.ids), len(s.ids) - 1)
         assert s.n_run >= min(before, len(s.ids) - 1) - BLOCK_TOKENS or s.n_run == 0
     disk.close()
     return other

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from zinc.core.rounding import ceil_div
-from zinc.engine.holdings import Holdings
+from zinc.engine.cache_manager import CacheManager
 from zinc.engine.scheduler import Budget, Schedule, schedule
 from zinc.engine.sequence import Sequence
 
@@ -17,7 +17,7 @@ STREAM_TOKENS = 8
 
 def next_schedule(
     sequences: Mapping[int, Sequence],
-    holdings: Holdings,
+    cache_manager: CacheManager,
     *,
     tokens: int,
     prompt_tokens: int,
@@ -30,7 +30,7 @@ def next_schedule(
     prompt tokens of a step that also has streams. max_sequences: the most that run at a time.
     whole: sequences run with all of their tokens or not at all.
     """
-    pool = holdings.pool
+    pool = cache_manager.pool
     blocks, block_tokens = pool.available, pool.block_tokens
     slots = pool.available_slots
     budget = Budget(tokens, prompt_tokens, max_sequences, blocks, slots, block_tokens, whole)
@@ -50,8 +50,8 @@ def next_schedule(
     # Counting the blocks that preemption would free is slow, so it is done only when needed.
     tight = bool(waiting) or min(blocks) <= tokens // block_tokens + 2 * len(running)
     asking = sorted([*running, *waiting], key=lambda s: s.id)
-    back = holdings.delayed(asking)
-    return schedule([holdings.demand(s, tight) for s in asking if s.id not in back], budget)
+    back = cache_manager.delayed(asking)
+    return schedule([cache_manager.demand(s, tight) for s in asking if s.id not in back], budget)
 
 
 def _admissible(waiting: list[Sequence], running: Seq[Sequence], budget: Budget) -> list[Sequence]:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from zinc.engine.sequence import Sequence
-from zinc.kv import Holding
+from zinc.kv import Allocation
 from zinc.ops.step import IntArray, Step
 from zinc.ops.values import FloatArray
 
@@ -32,7 +32,7 @@ def make_step(
     """
     if not drafts and all(counts[s.id] == 1 and s.pending == 1 for s in running):
         return _streams(running, [s.ids[-1] for s in running], n_groups)
-    tables, slots = _tables(_holdings(running), n_groups)
+    tables, slots = _tables(_allocations(running), n_groups)
     parts = [[*s.ids[s.n_run : s.n_run + counts[s.id]], *drafts.get(s.id, ())] for s in running]
     n_tokens = np.array([len(part) for part in parts], np.int32)
     starts = np.concatenate([[0], np.cumsum(n_tokens)]).astype(np.int32)
@@ -73,20 +73,25 @@ def make_next_step(running: Seq[Sequence], rows: Seq[int], n_groups: int) -> Ste
 
 
 def make_draft_step(
-    holdings: Seq[Holding], first: Seq[int], parts: Seq[Seq[int]], n_groups: int, *, outputs: bool
+    allocations: Seq[Allocation],
+    first: Seq[int],
+    parts: Seq[Seq[int]],
+    n_groups: int,
+    *,
+    outputs: bool,
 ) -> Step:
     """Return a step of a drafter: for sequence i, `parts[i]` from position `first[i]` on.
 
     outputs: whether there is an output row for the last token of each sequence.
     """
-    tables, slots = _tables(holdings, n_groups)
+    tables, slots = _tables(allocations, n_groups)
     n_tokens = np.array([len(part) for part in parts], np.int32)
     starts = np.concatenate([[0], np.cumsum(n_tokens)]).astype(np.int32)
     positions = [np.arange(at, at + n) for at, n in zip(first, n_tokens, strict=True)]
     return Step(
         ids=np.array(list(itertools.chain.from_iterable(parts)), np.int32),
         positions=np.concatenate(positions).astype(np.int32),
-        sequence=np.repeat(np.arange(len(holdings), dtype=np.int32), n_tokens),
+        sequence=np.repeat(np.arange(len(allocations), dtype=np.int32), n_tokens),
         output_rows=starts[1:] - 1 if outputs else starts[:0],
         seq_start=starts,
         state_slot=slots,
@@ -96,7 +101,7 @@ def make_draft_step(
 
 def _streams(running: Seq[Sequence], ids: Seq[int], n_groups: int) -> Step:
     """Return a step of one token and one output row for each sequence."""
-    tables, slots = _tables(_holdings(running), n_groups)
+    tables, slots = _tables(_allocations(running), n_groups)
     rows = np.arange(len(running) + 1, dtype=np.int32)
     positions = np.array([s.n_run for s in running], np.int32)
     return Step(
@@ -121,15 +126,15 @@ def _adapters(running: Seq[Sequence]) -> FloatArray | None:
     return np.array([nothing if use is None else use.scales for use in uses], np.float32)
 
 
-def _holdings(running: Seq[Sequence]) -> list[Holding]:
-    return [s.cache.holding for s in running if s.cache.holding is not None]
+def _allocations(running: Seq[Sequence]) -> list[Allocation]:
+    return [s.cache.allocation for s in running if s.cache.allocation is not None]
 
 
-def _tables(holdings: Seq[Holding], n_groups: int) -> tuple[tuple[IntArray, ...], IntArray]:
+def _tables(allocations: Seq[Allocation], n_groups: int) -> tuple[tuple[IntArray, ...], IntArray]:
     """Return the block tables of each group, int32 [sequences, blocks], and the state slots."""
-    width = max(len(h.tables[0]) for h in holdings)
-    tables = np.full((n_groups, len(holdings), width), -1, np.int32)
-    for i, holding in enumerate(holdings):
-        for group, table in enumerate(holding.tables):
+    width = max(len(h.tables[0]) for h in allocations)
+    tables = np.full((n_groups, len(allocations), width), -1, np.int32)
+    for i, allocation in enumerate(allocations):
+        for group, table in enumerate(allocation.tables):
             tables[group, i, : len(table)] = table
-    return tuple(tables), np.array([h.slot for h in holdings], np.int32)
+    return tuple(tables), np.array([h.slot for h in allocations], np.int32)

@@ -17,17 +17,18 @@ from zinc.core.errors import MemoryLimitError, QueueFullError, UnsupportedError
 from zinc.engine.admission import STREAM_TOKENS, next_schedule
 from zinc.engine.batch import NO_DRAFTS
 from zinc.engine.cache_layout import cache_groups, state_bytes_per_sequence
+from zinc.engine.cache_manager import CacheManager
 from zinc.engine.checkpoints import checkpoint_positions
-from zinc.engine.flight import Flight
-from zinc.engine.holdings import Holdings
 from zinc.engine.limits import Limits, check_generates
 from zinc.engine.model_runner import ModelRunner, PrepareProgram
 from zinc.engine.readout import ReadoutKind
 from zinc.engine.request import Request
 from zinc.engine.sampling import Sampled, sample_rows
+from zinc.engine.scheduler import MAX_SEQUENCES
 from zinc.engine.sequence import Sequence
-from zinc.engine.speculative.drafting import Drafting
+from zinc.engine.speculative.draft_scheduler import DraftScheduler
 from zinc.engine.speculative.speculation import Speculation
+from zinc.engine.step_in_flight import StepInFlight
 from zinc.kv import BlockAllocator, CachePool
 from zinc.models.parts.spec import ModelKind
 from zinc.ops.values import RecurrentState, State
@@ -96,7 +97,7 @@ class Engine:
         self.prompt_tokens_beside_streams = prompt_tokens_beside_streams
         states, layout = states or program.plan.states, cache.layout
         recurrent = any(isinstance(s, RecurrentState) for s in states)
-        self.max_sequences = min(64, program.plan.max_outputs)
+        self.max_sequences = min(MAX_SEQUENCES, program.plan.max_outputs)
         self.pool = CachePool(
             cache_groups(states, layout),
             layout.block_tokens,
@@ -108,24 +109,26 @@ class Engine:
             prefix_cache=prefix_cache,
             limit_bytes=cache_bytes,
         )
-        self.holdings = Holdings(self.pool, swap_bytes)
-        self.longest = self.pool.max_tokens(context)
-        self._limits = Limits(n_vocab, self.longest)
-        self._drafting = (
+        self.cache_manager = CacheManager(self.pool, swap_bytes)
+        self.max_sequence_tokens = self.pool.max_tokens(context)
+        self._limits = Limits(n_vocab, self.max_sequence_tokens)
+        self._draft_scheduler = (
             None
             if speculation is None
-            else Drafting(speculation, self.pool, program.plan, self.longest, self.plain_context)
+            else DraftScheduler(
+                speculation, self.pool, program.plan, self.max_sequence_tokens, self.plain_context
+            )
         )
         self._runner = ModelRunner(program, extended, prepare, len(self.pool.groups), adapted)
         self.disk: DiskCache | None = None
         self._sequences: dict[int, Sequence] = {}
-        self._flight: Flight | None = None
+        self._in_flight: StepInFlight | None = None
         self._ids = itertools.count()
 
     @property
     def speculation(self) -> Speculation | None:
         """The source of drafts, if steps verify any."""
-        return None if self._drafting is None else self._drafting.speculation
+        return None if self._draft_scheduler is None else self._draft_scheduler.speculation
 
     @property
     def idle(self) -> bool:
@@ -150,7 +153,7 @@ class Engine:
         self.disk = DiskCache(store, self.pool, limit_bytes)
         self.disk.load()
         if fetch:
-            self.holdings.fetch_from(self.disk)
+            self.cache_manager.fetch_from(self.disk)
 
     def flush(self) -> None:
         """Flush the prefix cache to disk, if it has a folder."""
@@ -159,7 +162,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop writing to disk, and fetching."""
-        self.holdings.close()
+        self.cache_manager.close()
         if self.disk is not None:
             self.disk.close()
             self.disk = None
@@ -238,9 +241,9 @@ class Engine:
         try:
             gained = self._step()
         except BaseException:  # Ctrl-C or a bug: it is unknown which part of the step has run
-            self._flight = None
+            self._in_flight = None
             for s in self._sequences.values():
-                self.holdings.requeue(s, keep=False)
+                self.cache_manager.requeue(s, keep=False)
             raise
         if self.disk is not None:
             self.disk.collect()
@@ -249,19 +252,19 @@ class Engine:
         return gained
 
     def _step(self) -> list[Sequence]:
-        flight, self._flight = self._flight, None
+        flight, self._in_flight = self._in_flight, None
         if flight is not None and flight.live:
-            return self._land(flight)
+            return self._queue_and_deliver(flight)
         for s in self._sequences.values():
-            if len(s.ids) > self.longest:
+            if len(s.ids) > self.max_sequence_tokens:
                 self._shift(s)
             if not s.extended and len(s.ids) > self.plain_context:
                 self._extend(s)
-            self.holdings.trim(s)
-        self.holdings.advance_fetches()
+            self.cache_manager.trim(s)
+        self.cache_manager.advance_fetches()
         plan = next_schedule(
             self._sequences,
-            self.holdings,
+            self.cache_manager,
             tokens=self.program.plan.max_tokens,
             prompt_tokens=self.prompt_tokens_beside_streams,
             max_sequences=self.max_sequences,
@@ -272,8 +275,8 @@ class Engine:
         n_sequences = len(self._sequences)
         running, counts = self._allocate(plan.tokens)
         if not running:
-            if self.holdings.is_fetching:
-                self.holdings.wait_for_fetch()
+            if self.cache_manager.is_fetching:
+                self.cache_manager.wait_for_fetch()
             elif not plan.preempted and 0 < len(self._sequences) == n_sequences:
                 self._fail_stuck()
             return []
@@ -301,17 +304,17 @@ class Engine:
         for s in chosen:
             if not s.is_running:
                 try:
-                    self.holdings.attach(s)
+                    self.cache_manager.attach(s)
                 except MemoryLimitError:
                     continue
                 except Exception as error:
                     self._fail(s, error)
         for s in chosen:
-            if s.cache.holding is None:
+            if s.cache.allocation is None:
                 continue
-            count = min(tokens[s.id], s.longest_from(s.n_run))
+            count = min(tokens[s.id], s.tokens_to_checkpoint(s.n_run))
             try:
-                self.pool.grow(s.cache.holding, s.n_run + count)
+                self.pool.grow(s.cache.allocation, s.n_run + count)
             except MemoryLimitError:
                 continue
             running.append(s)
@@ -321,15 +324,15 @@ class Engine:
     def _preempt(self, s: Sequence) -> None:
         others = (o.cache.swapped for o in self._sequences.values())
         try:
-            self.holdings.preempt(s, sum(copy.n_bytes for copy in others if copy is not None))
+            self.cache_manager.preempt(s, sum(copy.n_bytes for copy in others if copy is not None))
         except Exception as error:
             self._fail(s, error)
 
     def _extend(self, s: Sequence) -> None:
         """Recompute a sequence that outgrew the plain context, with scaled RoPE frequencies."""
-        self.holdings.requeue(s)
+        self.cache_manager.requeue(s)
         s.extended = True
-        self.holdings.restart(s)
+        self.cache_manager.restart(s)
 
     def _shift(self, s: Sequence) -> None:
         """Recompute a sequence that outgrew the context, from its beginning and half of the rest.
@@ -339,12 +342,12 @@ class Engine:
         n_kept = s.request.params.context_shift
         assert n_kept is not None
         n_kept = s.n_prompt if n_kept == -1 else n_kept
-        n_later = (self.longest - n_kept) // 2
-        self.holdings.requeue(s)
+        n_later = (self.max_sequence_tokens - n_kept) // 2
+        self.cache_manager.requeue(s)
         s.n_shifted += len(s.ids) - n_kept - n_later
         s.ids = [*s.ids[:n_kept], *s.ids[-n_later:]]
         s.cache.checkpoints, s.extended = [], False
-        self.holdings.restart(s)
+        self.cache_manager.restart(s)
 
     # -- running --------------------------------------------------------------------------------
 
@@ -352,50 +355,54 @@ class Engine:
         """Run tokens in one batch. Returns the sequences that gained a token."""
         if not running:
             return []
-        drafts = NO_DRAFTS if self._drafting is None else self._drafting.drafts(running, counts)
+        drafts = (
+            NO_DRAFTS
+            if self._draft_scheduler is None
+            else self._draft_scheduler.drafts(running, counts)
+        )
         try:
             flight = self._runner.launch(running, counts, drafts)
         except Exception as error:
             self._fail_all(running, error)
             return []
-        return self._land(flight)
+        return self._queue_and_deliver(flight)
 
-    def _land(self, flight: Flight) -> list[Sequence]:
+    def _queue_and_deliver(self, flight: StepInFlight) -> list[Sequence]:
         """Queue the step after `flight`, then deliver the tokens of `flight`."""
-        self._flight = self._queue_next(flight)
+        self._in_flight = self._queue_next(flight)
         return self._deliver(flight)
 
-    def _deliver(self, flight: Flight) -> list[Sequence]:
+    def _deliver(self, flight: StepInFlight) -> list[Sequence]:
         """Wait for `flight`, give its tokens to their sequences, and return those sequences."""
         try:
             flight.wait()
         except Exception as error:
-            self._flight = None
+            self._in_flight = None
             self._fail_all(flight.running, error)
             return []
         n_tokens = sum(flight.counts)
         seconds = time.perf_counter() - flight.begun
         if n_tokens > STREAM_TOKENS * len(flight.running):  # mostly prompts
-            self.holdings.rates.ran(n_tokens, seconds)
+            self.cache_manager.rates.ran(n_tokens, seconds)
         for s, count, end in zip(flight.running, flight.counts, flight.ends, strict=True):
             self._ran(s, count, end)
         gained = flight.live
         for s, sampled in flight.outcomes():
             if s.finish_reason is None:
                 self._gain(s, sampled)
-        if self._drafting is not None:
-            is_followed = self._flight is not None
-            self._drafting.speculation.landed(flight, None if is_followed else seconds)
+        if self._draft_scheduler is not None:
+            is_followed = self._in_flight is not None
+            self._draft_scheduler.speculation.step_done(flight, None if is_followed else seconds)
         return gained
 
-    def _queue_next(self, flight: Flight) -> Flight | None:
+    def _queue_next(self, flight: StepInFlight) -> StepInFlight | None:
         """Queue the next step of the sequences of `flight`, before its tokens are known.
 
         Returns None if other sequences must be scheduled, or if the next step depends on a token.
         """
         if len(self._sequences) > len(flight.live) or not all(flight.on_device):
             return None
-        if self._drafting is not None and self._drafting.needs_tokens(flight):
+        if self._draft_scheduler is not None and self._draft_scheduler.needs_tokens(flight):
             return None
         rows = [
             row
@@ -407,9 +414,9 @@ class Engine:
             return None
         try:
             for s in going:
-                assert s.cache.holding is not None
-                self.holdings.trim(s)
-                self.pool.grow(s.cache.holding, s.n_run + 1)
+                assert s.cache.allocation is not None
+                self.cache_manager.trim(s)
+                self.pool.grow(s.cache.allocation, s.n_run + 1)
         except MemoryLimitError:
             return None  # the scheduler decides which sequence to preempt
         try:
@@ -424,7 +431,9 @@ class Engine:
         If that token ends `s`, the next step runs it in vain.
         """
         n_tokens = len(s.ids) + 1
-        fits = n_tokens <= self.longest and (s.extended or n_tokens <= self.plain_context)
+        fits = n_tokens <= self.max_sequence_tokens and (
+            s.extended or n_tokens <= self.plain_context
+        )
         return fits and s.request.constraint is None and s.thinking is None
 
     def _embed(self, running: list[Sequence], counts: dict[int, int]) -> None:
@@ -469,7 +478,7 @@ class Engine:
         """Record that `count` tokens up to position `end` have run, unless the sequence ended."""
         if s.finish_reason is None:
             try:
-                self.holdings.ran(s, count, end)
+                self.cache_manager.ran(s, count, end)
             except Exception as error:
                 self._fail(s, error)
 
@@ -511,7 +520,7 @@ class Engine:
         self._sequences.pop(s.id, None)
         s.cache.swapped = None
         try:
-            if self._drafting is not None:
-                self._drafting.speculation.ended(s)
+            if self._draft_scheduler is not None:
+                self._draft_scheduler.speculation.ended(s)
         finally:
-            self.holdings.release(s, keep=reason != "error")
+            self.cache_manager.release(s, keep=reason != "error")

@@ -52,11 +52,12 @@ def check_ranks(kind: ModelKind) -> None:
 class Limits:
     """Limits of a model, against which requests are checked.
 
-    n_vocab: number of token ids. longest: the most tokens of prompt and answer together.
+    n_vocab: number of token ids. max_sequence_tokens: the most tokens of prompt and answer
+    together.
     """
 
     n_vocab: int
-    longest: int
+    max_sequence_tokens: int
 
     def answer_tokens(self, ids: Sequence[int], params: SamplingParams) -> int:
         """Return how many tokens may be generated for a prompt of `ids`.
@@ -72,14 +73,14 @@ class Limits:
                 "the prompt has a token id outside the vocabulary",
                 f"ids lie between 0 and {self.n_vocab - 1}",
             )
-        room = self.longest - len(ids)
+        room = self.max_sequence_tokens - len(ids)
         shift = params.context_shift
         if shift is not None:
             self._check_shift(len(ids) if shift == -1 else shift, params)
         if room < (0 if params.max_tokens == 0 else 1):
             raise RequestError(
                 "the prompt is too long",
-                f"it has {len(ids)} tokens, and the context holds {self.longest} "
+                f"it has {len(ids)} tokens, and the context holds {self.max_sequence_tokens} "
                 "including the answer",
                 "shorten it, or load the model with a larger {context}",
             )
@@ -88,7 +89,7 @@ class Limits:
         return params.max_tokens if shift is not None else min(room, params.max_tokens)
 
     def _check_shift(self, n_kept: int, params: SamplingParams) -> None:
-        most = self.longest // 2
+        most = self.max_sequence_tokens // 2
         if params.max_tokens is None:
             raise RequestError(
                 "context_shift needs max_tokens", "nothing else would end such an answer"

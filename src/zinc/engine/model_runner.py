@@ -17,9 +17,9 @@ import numpy as np
 
 from zinc.backends.api import FinishedStep, Program, StepResult
 from zinc.engine.batch import NO_DRAFTS, make_next_step, make_step, uses_adapters
-from zinc.engine.flight import Flight
 from zinc.engine.readout import ReadoutKind
 from zinc.engine.sequence import Sequence
+from zinc.engine.step_in_flight import StepInFlight
 from zinc.ops.sampling import pack_sample_params
 from zinc.ops.step import SampleParams, Step
 from zinc.ops.values import FloatArray
@@ -62,7 +62,7 @@ class ModelRunner:
         running: Seq[Sequence],
         counts: Mapping[int, int],
         drafts: Mapping[int, Seq[int]] = NO_DRAFTS,
-    ) -> Flight:
+    ) -> StepInFlight:
         """Run a step with `counts[id]` tokens of each sequence, and verify `drafts`.
 
         drafts: drafted tokens by the id of their sequence. If the device samples, the step is
@@ -85,9 +85,11 @@ class ModelRunner:
         on_device = [params[row] is not None for row, _ in zip(firsts, complete, strict=False)]
         n_tokens = [counts[s.id] for s in running]
         ends = _advance(running, n_tokens)
-        return Flight(program, result, running, n_tokens, ends, complete, on_device, begun, drafts)
+        return StepInFlight(
+            program, result, running, n_tokens, ends, complete, on_device, begun, drafts
+        )
 
-    def launch_behind(self, flight: Flight, rows: Seq[int]) -> Flight:
+    def launch_behind(self, flight: StepInFlight, rows: Seq[int]) -> StepInFlight:
         """Queue the next step of the sequences in `rows` of a flight.
 
         rows: output rows of the flight's step, whose tokens may still be unknown.
@@ -98,7 +100,7 @@ class ModelRunner:
         result = _sample(flight.program, step, [s.sampler.device_params(1) for s in running])
         ones = [1] * len(running)
         ends = _advance(running, ones)
-        return Flight(
+        return StepInFlight(
             flight.program, result, running, ones, ends, running, [True] * len(ones), begun
         )
 

@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 
 from zinc.core.rounding import ceil_div
 
+# Sequences that run at a time, unless a plan has fewer output rows.
+MAX_SEQUENCES = 64
+
 Blocks = tuple[int, ...]  # one number for each group of layers
 
 
@@ -24,22 +27,24 @@ Blocks = tuple[int, ...]  # one number for each group of layers
 class Demand:
     """A sequence as the scheduler sees it.
 
-    pending: tokens that are not in the cache. longest: pending tokens that one step may run. n_run,
-    n_table: tokens in the cache and entries of the block table, or what a waiting sequence would
-    start with. lacks: blocks of each group that its tokens still need. admitted: whether it is
-    running. frees: blocks that preempting a running sequence would free. pins: idle blocks that the
-    cached prefix of a waiting sequence would take.
+    pending: tokens that are not in the cache. runnable: pending tokens that one step may run.
+    n_run, n_table: tokens in the cache and entries of the block table, or what a waiting sequence
+    would start with. admitted: whether it is running. Numbers of blocks in each group:
+
+        missing_blocks   its tokens still need them.
+        freeable_blocks  preempting a running sequence would free them.
+        pinned_blocks    idle ones that the cached prefix of a waiting sequence would take.
     """
 
     id: int
     pending: int
-    longest: int
+    runnable: int
     n_run: int
     n_table: int
-    lacks: Blocks
+    missing_blocks: Blocks
     admitted: bool
-    frees: Blocks = ()
-    pins: Blocks = ()
+    freeable_blocks: Blocks = ()
+    pinned_blocks: Blocks = ()
     priority: int = 0
     client: str = ""
 
@@ -96,7 +101,7 @@ class _Scheduler:
         self._reserved = [0] * len(budget.blocks)
         for d in self._admitted.values():
             if d.pending > 1:
-                self._reserve(d.lacks)
+                self._reserve(d.missing_blocks)
 
     def run(self) -> Schedule:
         """Return the schedule."""
@@ -118,7 +123,7 @@ class _Scheduler:
         for d in prompts:
             queues.setdefault(d.client, []).append(d)
         given = 0
-        wants = {c: sum(d.longest for d in queue) for c, queue in queues.items()}
+        wants = {c: sum(d.runnable for d in queue) for c, queue in queues.items()}
         # The smallest demand first: the rest of its share goes to the others.
         order = sorted(queues, key=lambda c: wants[c])
         for i, client in enumerate(order):
@@ -134,8 +139,8 @@ class _Scheduler:
             if given == tokens:
                 break
             had = self._chosen.get(d.id, 0)
-            n = min(d.longest - had, tokens - given)
-            if self._budget.whole and n < d.longest - had:
+            n = min(d.runnable - had, tokens - given)
+            if self._budget.whole and n < d.runnable - had:
                 break  # smaller texts behind it must not starve it
             if n > 0 and d.id not in self._preempted and self._take(d, had + n):
                 given += n
@@ -156,9 +161,9 @@ class _Scheduler:
             return False
         self._slots -= 1
         self._admitted[d.id] = d
-        self._reserve(d.lacks)
+        self._reserve(d.missing_blocks)
         need = self._need(d, n)
-        return self._allocate(d, n, [pin + need for pin in d.pins])
+        return self._allocate(d, n, [pin + need for pin in d.pinned_blocks])
 
     def _need(self, d: Demand, n: int) -> int:
         """Return the blocks of each group that `n` more tokens of a sequence need."""
@@ -188,7 +193,7 @@ class _Scheduler:
             has_blocks = all(
                 pin + lack <= blocks - reserved - growth
                 for pin, lack, blocks, reserved in zip(
-                    d.pins, d.lacks, self._blocks, self._reserved, strict=True
+                    d.pinned_blocks, d.missing_blocks, self._blocks, self._reserved, strict=True
                 )
             )
             if has_blocks and self._slots > 0 and running < self._budget.sequences:
@@ -206,17 +211,19 @@ class _Scheduler:
             del self._admitted[d.id]
             self._preempted.append(d.id)
             returned = self._need(d, self._chosen.pop(d.id)) if d.id in self._chosen else 0
-            self._blocks = [b + f + returned for b, f in zip(self._blocks, d.frees, strict=True)]
+            self._blocks = [
+                b + f + returned for b, f in zip(self._blocks, d.freeable_blocks, strict=True)
+            ]
             self._slots += 1
             if d.pending > 1:
-                left = [max(0, lack - returned) for lack in d.lacks]
+                left = [max(0, lack - returned) for lack in d.missing_blocks]
                 self._reserved = [max(0, p - x) for p, x in zip(self._reserved, left, strict=True)]
             return True
         return False
 
-    def _reserve(self, lacks: Blocks) -> None:
+    def _reserve(self, missing_blocks: Blocks) -> None:
         """Reserve blocks for an admitted prompt."""
-        self._reserved = [p + x for p, x in zip(self._reserved, lacks, strict=True)]
+        self._reserved = [p + x for p, x in zip(self._reserved, missing_blocks, strict=True)]
 
     def _tokens_left(self) -> int:
         return self._budget.tokens - sum(self._chosen.values())

@@ -13,8 +13,8 @@ from zinc.engine.constraint import ThinkingTracker
 from zinc.engine.readout import ReadoutKind
 from zinc.engine.request import Request
 from zinc.engine.sampling import Sampled, Sampler
-from zinc.engine.speculative.tracker import Drafts
-from zinc.kv import TOKEN_BYTES, Holding, Prospect, Swapped, key_of
+from zinc.engine.speculative.tracker import DraftTracker
+from zinc.kv import TOKEN_BYTES, Allocation, PrefixHit, Swapped, key_of
 
 if TYPE_CHECKING:
     from zinc.kv.fetch import Fetch
@@ -72,18 +72,18 @@ class Clock:
 class CacheState:
     """A sequence's part of the cache, and its relation to the prefix cache.
 
-    holding: its blocks and state slot; None while it waits. swapped: a copy in host memory while it
-    is preempted. key: its ids as the prefix cache stores them; empty once all of them have run.
-    prospect: the prefix that the cache would give it, with the cache's generation. shared_tokens:
+    allocation: its blocks and state slot; None while it waits. swapped: a copy in host memory while
+    it is preempted. key: its ids as the prefix cache stores them; empty once all of them have run.
+    prefix_hit: the prefix that the cache would give it, with the cache's generation. shared_tokens:
     tokens that another running sequence, by id, will leave for it in the prefix cache. checkpoints:
-    positions at which its recurrent state is copied, in ascending order. fetch: what other
-    processes may have of its prompt; None until it is looked up.
+    positions at which its recurrent state is copied, in ascending order. fetch: the prefix of its
+    prompt that other processes may have; None until it is looked up.
     """
 
-    holding: Holding | None = None
+    allocation: Allocation | None = None
     swapped: Swapped | None = None
     key: bytes = b""
-    prospect: tuple[int, Prospect] | None = None
+    prefix_hit: tuple[int, PrefixHit] | None = None
     shared_tokens: dict[int, int] = field(default_factory=dict)
     checkpoints: list[int] = field(default_factory=list)
     fetch: Fetch | None = None
@@ -119,7 +119,7 @@ class Sequence:
     error: Exception | None = None
     cache: CacheState = field(default_factory=CacheState)
     clock: Clock = field(default_factory=Clock)
-    drafts: Drafts = field(default_factory=Drafts)
+    drafts: DraftTracker = field(default_factory=DraftTracker)
 
     @classmethod
     def of(cls, id: int, request: Request, max_tokens: int, n_vocab: int) -> Sequence:
@@ -154,9 +154,9 @@ class Sequence:
     @property
     def is_running(self) -> bool:
         """Whether the sequence holds a part of the cache."""
-        return self.cache.holding is not None
+        return self.cache.allocation is not None
 
-    def longest_from(self, n_run: int) -> int:
+    def tokens_to_checkpoint(self, n_run: int) -> int:
         """Return how many tokens may run in one step: up to the next checkpoint."""
         later = (at for at in self.cache.checkpoints if at > n_run)
         return next(later, len(self.ids)) - n_run

@@ -3,18 +3,18 @@
 from zinc.kv.blocks import BlockAllocator
 from zinc.kv.copier import Copier
 from zinc.kv.node import TOKEN_BYTES, common_tokens
-from zinc.kv.pool import CachePool, Group, Holding, Prospect, key_of, window_blocks
+from zinc.kv.pool import Allocation, CachePool, Group, PrefixHit, key_of, window_blocks
 from zinc.kv.slots import SlotAllocator
 from zinc.kv.swap import Swapped
 
 __all__ = [
     "TOKEN_BYTES",
+    "Allocation",
     "BlockAllocator",
     "CachePool",
     "Copier",
     "Group",
-    "Holding",
-    "Prospect",
+    "PrefixHit",
     "SlotAllocator",
     "Swapped",
     "common_tokens",

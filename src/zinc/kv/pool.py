@@ -40,7 +40,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class Holding:
+class Allocation:
     """Blocks and slot of one sequence.
 
     tables: block table of each group, -1 for blocks that a window has passed. n_trimmed: number of
@@ -56,15 +56,15 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
-    """Effect of attaching a sequence to the pool.
+class PrefixHit:
+    """The cached prefix that a sequence would get when it is attached to the pool.
 
-    n_cached: tokens of its cached prefix. pins: idle blocks of each group that would no longer be
+    n_cached: tokens of the prefix. pinned_blocks: idle blocks of each group that would no longer be
     available to others.
     """
 
     n_cached: int
-    pins: tuple[int, ...]
+    pinned_blocks: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -163,22 +163,22 @@ class CachePool:
 
     @property
     def generation(self) -> int:
-        """Counter that changes when results of `prospect` may change."""
+        """Counter that changes when results of `prefix_hit` may change."""
         return self.tree.generation
 
-    def prospect(self, key: bytes, limit: int, namespace: bytes = b"") -> Prospect:
+    def prefix_hit(self, key: bytes, limit: int, namespace: bytes = b"") -> PrefixHit:
         """Return what `attach` would find, without attaching."""
         if not self.prefix_cache:
-            return Prospect(0, (0,) * len(self.groups))
+            return PrefixHit(0, (0,) * len(self.groups))
         match = self.tree.find(key, limit, namespace)
-        pins = []
+        pinned_blocks = []
         for group, allocator in enumerate(self.allocators):
             blocks = [node.blocks[group] for node in self._shared(match, group)]
-            pins.append(sum(1 for b in blocks if b >= 0 and allocator.is_idle(b)))
-        return Prospect(match.n_tokens, tuple(pins))
+            pinned_blocks.append(sum(1 for b in blocks if b >= 0 and allocator.is_idle(b)))
+        return PrefixHit(match.n_tokens, tuple(pinned_blocks))
 
-    def attach(self, key: bytes, limit: int, namespace: bytes = b"") -> tuple[Holding, int]:
-        """Return a new holding and the number of tokens that it has from the prefix cache.
+    def attach(self, key: bytes, limit: int, namespace: bytes = b"") -> tuple[Allocation, int]:
+        """Return a new allocation and the number of tokens that it has from the prefix cache.
 
         key: token ids of the sequence, from `key_of`; at most `limit` tokens of it are matched.
         Raises MemoryLimitError if no slot is left.
@@ -188,64 +188,68 @@ class CachePool:
         slot = self._slot_for(match)
         n_full, n_tail = divmod(match.n_tokens, self.block_tokens)
         n_groups = len(self.groups)
-        holding = Holding([[] for _ in range(n_groups)], slot, [0] * n_groups, namespace=namespace)
+        allocation = Allocation(
+            [[] for _ in range(n_groups)], slot, [0] * n_groups, namespace=namespace
+        )
         path = match.path[:n_full]
         for group, allocator in enumerate(self.allocators if path else ()):
             shared = {id(node): node for node in self._shared(match, group)}
             table = [n.blocks[group] if id(n) in shared else -1 for n in path]
             allocator.share(b for b in table if b >= 0)
-            holding.tables[group] = table
-            holding.n_trimmed[group] = next((i for i, b in enumerate(table) if b >= 0), n_full)
+            allocation.tables[group] = table
+            allocation.n_trimmed[group] = next((i for i, b in enumerate(table) if b >= 0), n_full)
         if n_tail:
             try:
-                self._copy_tail(holding, match)
+                self._copy_tail(allocation, match)
             except MemoryLimitError:  # no block for the tail: run it again
-                self.release(holding)
+                self.release(allocation)
                 return self.attach(key, n_full * self.block_tokens, namespace)
             except BaseException:  # a device error: give back what is held
-                self.release(holding)
+                self.release(allocation)
                 raise
         self.stats.lookups += 1
         self.stats.hits += match.n_tokens > 0
         self.stats.cached_tokens += match.n_tokens
-        return holding, match.n_tokens
+        return allocation, match.n_tokens
 
-    def grow(self, holding: Holding, n_tokens: int) -> None:
+    def grow(self, allocation: Allocation, n_tokens: int) -> None:
         """Allocate the missing blocks for `n_tokens` positions.
 
         Raises MemoryLimitError, and allocates none, if there are too few.
         """
         n_blocks = self.blocks(n_tokens)
-        missing = [n_blocks - len(table) for table in holding.tables]
+        missing = [n_blocks - len(table) for table in allocation.tables]
         if max(missing) <= 0:
             return
         for group, count in enumerate(missing):
             self.reserve(group, max(0, count))
-        for allocator, table, count in zip(self.allocators, holding.tables, missing, strict=True):
+        for allocator, table, count in zip(
+            self.allocators, allocation.tables, missing, strict=True
+        ):
             table.extend(allocator.acquire(max(0, count)))
 
-    def trim(self, holding: Holding, n_tokens: int) -> None:
+    def trim(self, allocation: Allocation, n_tokens: int) -> None:
         """Give back blocks that no token after the first `n_tokens` attends to."""
         for group, (allocator, g) in enumerate(zip(self.allocators, self.groups, strict=True)):
             if not g.window:
                 continue
-            table, first = holding.tables[group], holding.n_trimmed[group]
+            table, first = allocation.tables[group], allocation.n_trimmed[group]
             gone = max(0, n_tokens - g.window + 1) // self.block_tokens - SLACK_BLOCKS
             if gone > first:
                 allocator.release(b for b in table[first:gone] if b >= 0)
                 table[first:gone] = [-1] * (gone - first)
-                holding.n_trimmed[group] = gone
+                allocation.n_trimmed[group] = gone
 
-    def commit(self, holding: Holding, key: bytes) -> None:
+    def commit(self, allocation: Allocation, key: bytes) -> None:
         """Keep a prefix that has been run, without its recurrent state."""
         if self.prefix_cache:
-            self._keep(holding, key)
+            self._keep(allocation, key)
 
-    def checkpoint(self, holding: Holding, key: bytes) -> None:
+    def checkpoint(self, allocation: Allocation, key: bytes) -> None:
         """Keep a prefix that has been run, with a copy of the recurrent state at its end."""
         if not self.prefix_cache:
             return
-        node, offset = self._keep(holding, key)
+        node, offset = self._keep(allocation, key)
         if not self.recurrent or self.tree.has_state(node, offset):
             return
         if self.slots.n_free == 0 and not self.tree.evict_state():
@@ -253,21 +257,21 @@ class CachePool:
         slot = self.slots.acquire()
         kept = False
         try:
-            self.copier.copy_state(holding.slot, slot)
+            self.copier.copy_state(allocation.slot, slot)
             kept = self.tree.put_state(node, offset, slot)
         finally:
             if not kept:
                 self.slots.release(slot)
         self.stats.checkpoints += kept
 
-    def release(self, holding: Holding, key: bytes | None = None) -> None:
-        """Release a holding; with the key of the tokens that were run, keep them for reuse."""
-        slot: int | None = holding.slot
+    def release(self, allocation: Allocation, key: bytes | None = None) -> None:
+        """Release an allocation; with the key of the tokens that were run, keep them for reuse."""
+        slot: int | None = allocation.slot
         if key and self.prefix_cache:
-            node, offset = self._keep(holding, key)
-            if self.recurrent and self.tree.put_state(node, offset, holding.slot):
+            node, offset = self._keep(allocation, key)
+            if self.recurrent and self.tree.put_state(node, offset, allocation.slot):
                 slot = None
-        for allocator, table in zip(self.allocators, holding.tables, strict=True):
+        for allocator, table in zip(self.allocators, allocation.tables, strict=True):
             allocator.release(b for b in table if b >= 0)
             table.clear()
         self.tree.generation += 1  # blocks may have become idle
@@ -275,49 +279,51 @@ class CachePool:
         if slot is not None:
             self.slots.release(slot)
 
-    def holding_bytes(self, holding: Holding) -> int:
-        """Return the size of a copy of a holding, as `swap_out` makes."""
+    def allocation_bytes(self, allocation: Allocation) -> int:
+        """Return the size of a copy of an allocation, as `swap_out` makes."""
         blocks = sum(
             g.block_bytes * sum(b >= 0 for b in table)
-            for g, table in zip(self.groups, holding.tables, strict=True)
+            for g, table in zip(self.groups, allocation.tables, strict=True)
         )
         return blocks + (self.state_bytes if self.recurrent else 0)
 
-    def swap_out(self, holding: Holding, n_tokens: int) -> Swapped:
-        """Copy the cache of the first `n_tokens`; the holding still has to be released."""
+    def swap_out(self, allocation: Allocation, n_tokens: int) -> Swapped:
+        """Copy the cache of the first `n_tokens`; the allocation still has to be released."""
         self.stats.swapped_out += 1
         n_table = self.blocks(n_tokens)
-        tables = [table[:n_table] for table in holding.tables]
-        slot = holding.slot if self.recurrent else None
-        return copy_out(self.copier, tables, holding.n_trimmed, n_tokens, slot)
+        tables = [table[:n_table] for table in allocation.tables]
+        slot = allocation.slot if self.recurrent else None
+        return copy_out(self.copier, tables, allocation.n_trimmed, n_tokens, slot)
 
-    def swap_in(self, swapped: Swapped, namespace: bytes = b"") -> Holding:
-        """Return a holding with the data of a copy.
+    def swap_in(self, swapped: Swapped, namespace: bytes = b"") -> Allocation:
+        """Return an allocation with the data of a copy.
 
         Raises MemoryLimitError or an error of the device, and then holds nothing.
         """
         slot = self._slot_for(Match(0))
         n_trimmed = list(swapped.n_trimmed)
-        holding = Holding([[] for _ in self.groups], slot, n_trimmed, namespace=namespace)
+        allocation = Allocation([[] for _ in self.groups], slot, n_trimmed, namespace=namespace)
         try:
             for group, (count, blocks) in enumerate(
                 zip(swapped.n_blocks, swapped.blocks, strict=True)
             ):
                 self.reserve(group, count)
                 fresh = iter(self.allocators[group].acquire(count))
-                holding.tables[group] = [-1 if block is None else next(fresh) for block in blocks]
-            copy_in(self.copier, swapped, holding.tables, slot if self.recurrent else None)
+                allocation.tables[group] = [
+                    -1 if block is None else next(fresh) for block in blocks
+                ]
+            copy_in(self.copier, swapped, allocation.tables, slot if self.recurrent else None)
         except BaseException:
-            self.release(holding)
+            self.release(allocation)
             raise
         self.stats.swapped_in += 1
-        return holding
+        return allocation
 
-    def exclusive_blocks(self, holding: Holding) -> tuple[int, ...]:
+    def exclusive_blocks(self, allocation: Allocation) -> tuple[int, ...]:
         """Return the number of blocks of each group that only this sequence holds."""
         return tuple(
             allocator.n_exclusive(b for b in table if b >= 0)
-            for allocator, table in zip(self.allocators, holding.tables, strict=True)
+            for allocator, table in zip(self.allocators, allocation.tables, strict=True)
         )
 
     def check(self) -> None:
@@ -329,10 +335,12 @@ class CachePool:
 
     # -- helpers --------------------------------------------------------------------------------
 
-    def _keep(self, holding: Holding, key: bytes) -> tuple[Node, int]:
+    def _keep(self, allocation: Allocation, key: bytes) -> tuple[Node, int]:
         """Insert the blocks of a sequence into the tree; return the last node and offset in it."""
-        node, offset = self.tree.insert(key, holding.tables, holding.last_kept, holding.namespace)
-        holding.last_kept = node if offset == self.block_tokens else node.parent
+        node, offset = self.tree.insert(
+            key, allocation.tables, allocation.last_kept, allocation.namespace
+        )
+        allocation.last_kept = node if offset == self.block_tokens else node.parent
         return node, offset
 
     def _shared(self, match: Match, group: int) -> Sequence[Node]:
@@ -360,7 +368,7 @@ class CachePool:
                 raise
         return slot
 
-    def _copy_tail(self, holding: Holding, match: Match) -> None:
+    def _copy_tail(self, allocation: Allocation, match: Match) -> None:
         """Copy the last, partly matched block, since the sequence will write after the match."""
         tail = match.path[-1]
         sources = [block for block in tail.blocks if block >= 0]
@@ -372,7 +380,7 @@ class CachePool:
                 self.reserve(group, 1)
             for group, block in enumerate(tail.blocks):
                 (target,) = self.allocators[group].acquire(1)
-                holding.tables[group].append(target)
+                allocation.tables[group].append(target)
                 if block >= 0:
                     self.copier.copy_block(group, block, target)
                     self.stats.copied_blocks += 1

@@ -60,14 +60,14 @@ class Runs:
         request = Request(ids, SamplingParams(max_tokens=1))
         s = Sequence.of(self._next, request, 1, self.model.spec.vocab)
         self._next += 1
-        s.cache.holding, _ = self.pool.attach(b"", 0)
-        self.pool.grow(s.cache.holding, self._room if room is None else room)
+        s.cache.allocation, _ = self.pool.attach(b"", 0)
+        self.pool.grow(s.cache.allocation, self._room if room is None else room)
         return s
 
     def end(self, s: Sequence) -> None:
-        assert s.cache.holding is not None
-        self.pool.release(s.cache.holding)
-        s.cache.holding = None
+        assert s.cache.allocation is not None
+        self.pool.release(s.cache.allocation)
+        s.cache.allocation = None
         self.drafter.ended(s)
 
     def run(self, counts: dict[Sequence, int], *, take: bool = True) -> list[np.ndarray]:

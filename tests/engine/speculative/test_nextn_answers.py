@@ -125,7 +125,7 @@ def test_the_block_gets_the_rows_of_steps_that_others_were_queued_behind(
             s, n_ahead, rows = engine.submit(request), 0, np.empty(0)
             while s.finish_reason is None:
                 engine.step()
-                n_ahead += engine._flight is not None
+                n_ahead += engine._in_flight is not None
                 if s.finish_reason is None:
                     progress = drafter.blocks[0].progress[s.id]
                     assert progress.end == len(s.ids)
@@ -158,7 +158,7 @@ def test_a_device_that_runs_ahead_measures_drafts_now_and_then(
         s, n_ahead = engine.submit(request), 0
         while s.finish_reason is None:
             engine.step()
-            n_ahead += engine._flight is not None
+            n_ahead += engine._in_flight is not None
         assert 70 < n_ahead < 89
         assert n_steps == [1, 1]  # steps of the block, after 32 and after 64 tokens
 

@@ -109,14 +109,14 @@ def test_rows_wait_for_the_cache_block_of_their_position(runs: Runs) -> None:
     """The engine gives a prompt that runs in parts the blocks of the tokens that run."""
     ids = np.random.default_rng(4).integers(512, size=200).tolist()
     s, whole = runs.begin(ids, 0), prompt(runs, 200)
-    assert s.cache.holding is not None
+    assert s.cache.allocation is not None
     while s.pending > 1:
         n = min(16, s.pending - 1)
-        runs.pool.grow(s.cache.holding, s.n_run + n)
+        runs.pool.grow(s.cache.allocation, s.n_run + n)
         runs.run({s: n})
         if s.n_run == MOST_WAITING:  # a multiple of the positions of a block
             assert runs.drafter.behind(s) == 0
-    runs.pool.grow(s.cache.holding, 256)
+    runs.pool.grow(s.cache.allocation, 256)
     drafts = runs.drafter.draft([s, whole], {s.id: 3, whole.id: 3})
     assert drafts[s.id] == drafts[whole.id]
 
@@ -144,9 +144,9 @@ def test_the_chooser_sees_each_depth_and_ends_the_draft(runs: Runs) -> None:
 
 def test_a_draft_ends_with_the_blocks_of_its_sequence(runs: Runs) -> None:
     s = prompt(runs, 63, room=63)
-    assert s.cache.holding is not None
+    assert s.cache.allocation is not None
     assert len(runs.drafter.draft([s], {s.id: 9})[s.id].tokens) == 2  # of positions 62 and 63
-    runs.pool.grow(s.cache.holding, 65)
+    runs.pool.grow(s.cache.allocation, 65)
     s.ids.append(3)
     runs.run({s: 1})
     assert len(runs.drafter.draft([s], {s.id: 9})[s.id].tokens) == 9

@@ -79,8 +79,8 @@ def agreement(runs: Runs, ids: list[int], *, late: bool = False) -> float:
         before = rows if late else np.concatenate([np.zeros_like(rows[:1]), rows[:-1]])
         program.write(given, before)
         every = np.arange(WINDOW, dtype=np.int32)
-        assert s.cache.holding is not None
-        tables = tuple(np.array([table], np.int32) for table in s.cache.holding.tables)
+        assert s.cache.allocation is not None
+        tables = tuple(np.array([table], np.int32) for table in s.cache.allocation.tables)
         zero = np.zeros(1, np.int32)
         bounds = np.array([0, WINDOW], np.int32)
         ids_now = np.array(s.ids, np.int32)

@@ -18,9 +18,7 @@ from zinc.cluster.simulation.rates import StepTimes
 from zinc.cluster.simulation.workload import Request
 from zinc.core.rounding import ceil_div
 from zinc.engine.engine import PROMPT_TOKENS_BESIDE_STREAMS
-from zinc.engine.scheduler import Budget, Demand, schedule
-
-SEATS = 64  # sequences of an engine that run at a time
+from zinc.engine.scheduler import MAX_SEQUENCES, Budget, Demand, schedule
 
 
 @dataclass(slots=True, eq=False)
@@ -168,18 +166,18 @@ class SimulatedReplica:
 
     def _budget(self) -> Budget:
         free = self._n_blocks - self._n_own_blocks() - len(self._shared)
-        seats = SEATS - sum(job.is_running for job in self._jobs.values())
+        n_running = sum(job.is_running for job in self._jobs.values())
         return Budget(
             tokens=self._times.step_tokens,
             prompt_tokens=PROMPT_TOKENS_BESIDE_STREAMS,
-            sequences=SEATS,
+            sequences=MAX_SEQUENCES,
             blocks=(max(0, free),),
-            slots=seats,
+            slots=MAX_SEQUENCES - n_running,
             block_tokens=self._block_tokens,
         )
 
     def _demands(self) -> Iterable[Demand]:
-        """Yield the demands of jobs, as the engine's `Holdings.demand` does.
+        """Yield the demands of jobs, as the engine's `CacheManager.demand` does.
 
         Once the waiting jobs fill a step, further ones are skipped, because they cannot run in it.
         """
@@ -187,7 +185,7 @@ class SimulatedReplica:
         left = self._times.step_tokens
         for job in self._jobs.values():
             if job.is_running:
-                n_run, n_table, pins = job.n_run, self._n_table(job), 0
+                n_run, n_table, n_pinned = job.n_run, self._n_table(job), 0
             else:
                 if left <= 0:
                     break
@@ -196,18 +194,18 @@ class SimulatedReplica:
                     continue  # the engine waits for a prompt with the same beginning
                 leaders.append(job)
                 n_run = self._cached_tokens(job, n_table)
-                pins = sum(block not in self._shared for block in job.prompt[:n_table])
+                n_pinned = sum(block not in self._shared for block in job.prompt[:n_table])
                 left -= job.n_tokens - n_run
             yield Demand(
                 id=job.number,
                 pending=job.n_tokens - n_run,
-                longest=min(job.n_tokens - n_run, self._times.step_tokens),
+                runnable=min(job.n_tokens - n_run, self._times.step_tokens),
                 n_run=n_run,
                 n_table=n_table,
-                lacks=(max(0, self._blocks(job.n_tokens) - n_table),),
+                missing_blocks=(max(0, self._blocks(job.n_tokens) - n_table),),
                 admitted=job.is_running,
-                frees=(n_table - len(job.shared) if job.is_running else 0,),
-                pins=(pins,),
+                freeable_blocks=(n_table - len(job.shared) if job.is_running else 0,),
+                pinned_blocks=(n_pinned,),
             )
 
     # -- memory ---------------------------------------------------------------------------------

@@ -20,13 +20,13 @@ from zinc.engine.cache_layout import (
     state_bytes_per_sequence,
 )
 from zinc.engine.load.files import weights_bytes
+from zinc.engine.scheduler import MAX_SEQUENCES
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.spec import ModelSpec
 from zinc.ops.values import State
 
 # Share of the available memory that is left to the rest of the process and the page cache.
 RESERVE_SHARE = 0.15
-MAX_SEQUENCES = 64
 # Largest share of the memory beside the weights for recurrent states.
 STATE_SHARE = 1 / 16
 # Most recurrent states, for running sequences and checkpoints.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from zinc.core.errors import RequestError
 from zinc.engine.load.settings import NO_SETTINGS, ModelSettings
+from zinc.engine.scheduler import MAX_SEQUENCES
 from zinc.models.parts.context import RopeScaling
 from zinc.plan.device_map import DeviceMap
 
@@ -92,7 +93,7 @@ class LoadOptions:
     @property
     def output_rows(self) -> int:
         """The most output rows of a step."""
-        return self.max_outputs or min(64, self.step_tokens)
+        return self.max_outputs or min(MAX_SEQUENCES, self.step_tokens)
 
     @property
     def cache_folder(self) -> Path | None:

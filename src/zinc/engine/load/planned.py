@@ -34,7 +34,6 @@ from zinc.engine.load.devices import divide_over, named_devices, with_larger_ste
 from zinc.engine.load.draft_model import draft_cache_bytes, draft_options
 from zinc.engine.load.files import resolve_model
 from zinc.engine.load.memory import (
-    MAX_SEQUENCES,
     CacheSize,
     MemoryBudget,
     budgets,
@@ -52,6 +51,7 @@ from zinc.engine.load.speculation import (
     with_nextn_beside,
 )
 from zinc.engine.load.vocabulary import check_vocabulary
+from zinc.engine.scheduler import MAX_SEQUENCES
 from zinc.engine.speculative.speculation import MOST_RECURRENT_ROWS
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.spec import ModelSpec

@@ -26,14 +26,14 @@ from zinc.backends.api import Program
 from zinc.backends.plans import Plan
 from zinc.core.errors import MemoryLimitError
 from zinc.engine.batch import make_draft_step
-from zinc.engine.flight import common_length
 from zinc.engine.sequence import Sequence
 from zinc.engine.speculative.chain_policy import ChainPolicy
 from zinc.engine.speculative.chains import Chain, Choose, draw_chains, most_likely
 from zinc.engine.speculative.draft import Draft
 from zinc.engine.speculative.step_times import StepTimes
 from zinc.engine.speculative.tracker import Source
-from zinc.kv import CachePool, Holding, key_of
+from zinc.engine.step_in_flight import common_length
+from zinc.kv import Allocation, CachePool, key_of
 from zinc.ops.values import FloatArray
 
 # Acceptance by depth before it is measured; models of one family reach 0.6 to 0.9.
@@ -54,7 +54,7 @@ class _Text:
     """
 
     sequence: Sequence
-    holding: Holding
+    allocation: Allocation
     n_shifted: int
     extended: bool
     ids: list[int] = field(default_factory=list)
@@ -129,7 +129,7 @@ class ModelDrafter:
         for text in parts:
             text.n_known = len(text.ids)
             if text.n_known == text.sequence.n_prompt and not text.n_shifted:
-                self.pool.checkpoint(text.holding, key_of(text.ids))
+                self.pool.checkpoint(text.allocation, key_of(text.ids))
         return sum(parts.values())
 
     def draft(
@@ -184,7 +184,7 @@ class ModelDrafter:
             is_same = text.n_shifted == s.n_shifted and text.extended == extended
             if is_same and self._can_continue(text, n_common) and len(s.ids) <= self._context:
                 text.roll_back(n_common)
-                self.pool.trim(text.holding, n_common)
+                self.pool.trim(text.allocation, n_common)
                 return text
             self._release(text, keep=is_same)
         return self._attach(s, extended) if len(s.ids) <= self._context else None
@@ -205,15 +205,15 @@ class ModelDrafter:
             return None
         namespace = s.request.namespace
         namespace = b"extended:" + namespace if extended else namespace
-        holding, n_cached = self.pool.attach(key_of(s.ids), len(s.ids) - 1, namespace)
-        text = _Text(s, holding, s.n_shifted, extended, s.ids[:n_cached], n_cached)
+        allocation, n_cached = self.pool.attach(key_of(s.ids), len(s.ids) - 1, namespace)
+        text = _Text(s, allocation, s.n_shifted, extended, s.ids[:n_cached], n_cached)
         self._texts[s.id] = text
         return text
 
     def _grow(self, text: _Text, n_tokens: int) -> bool:
         """Give a text blocks for `n_tokens` positions. Returns False if there are too few."""
         try:
-            self.pool.grow(text.holding, n_tokens)
+            self.pool.grow(text.allocation, n_tokens)
         except MemoryLimitError:
             if self._drop_idle(text):
                 return self._grow(text, n_tokens)
@@ -235,7 +235,7 @@ class ModelDrafter:
         del self._texts[text.sequence.id]
         n_kept = text.common() if keep and text.n_shifted == text.sequence.n_shifted else 0
         n_kept = n_kept if self._can_continue(text, n_kept) else 0
-        self.pool.release(text.holding, key_of(text.ids[:n_kept]))
+        self.pool.release(text.allocation, key_of(text.ids[:n_kept]))
 
     def _to_checkpoint(self, text: _Text) -> int:
         """Return how many tokens may be read at once: up to the end of the prompt."""
@@ -267,8 +267,8 @@ class ModelDrafter:
         # Tokens beyond a smaller vocabulary are padding; any other token stands for them.
         ids = [[token if token < self._own_vocab else 0 for token in part] for part in parts]
         firsts = [len(text.ids) for text in texts]
-        holdings = [text.holding for text in texts]
-        step = make_draft_step(holdings, firsts, ids, len(self.pool.groups), outputs=outputs)
+        allocations = [text.allocation for text in texts]
+        step = make_draft_step(allocations, firsts, ids, len(self.pool.groups), outputs=outputs)
         try:
             logits = program.step(step)
         except BaseException:  # it is unknown which part has run

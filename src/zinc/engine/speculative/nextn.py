@@ -303,11 +303,11 @@ class NextNDrafter:
         all tokens if another block reads them, else that of the last token, if the block makes any.
         """
         program = block.programs[-1 if running[0].extended else 0]
-        holdings = [s.cache.holding for s in running if s.cache.holding is not None]
+        allocations = [s.cache.allocation for s in running if s.cache.allocation is not None]
         plan, counts = program.plan, [len(part) for part in parts]
         feeds_next = plan.hidden is not None and plan.hidden.dim is Dim.TOKENS
         step = make_draft_step(
-            holdings, firsts, parts, self._n_groups, outputs=outputs or feeds_next
+            allocations, firsts, parts, self._n_groups, outputs=outputs or feeds_next
         )
         assert plan.given is not None
         program.write(plan.given, np.concatenate(rows))
@@ -339,7 +339,7 @@ def nextn_chain(drafter: NextNDrafter, times: StepTimes) -> Chain:
 
 def _n_positions(s: Sequence, block_tokens: int) -> int:
     """Return how many positions of a sequence have cache blocks; 0 if it is not running."""
-    return 0 if s.cache.holding is None else len(s.cache.holding.tables[0]) * block_tokens
+    return 0 if s.cache.allocation is None else len(s.cache.allocation.tables[0]) * block_tokens
 
 
 def _n_storing(plan: Plan) -> int:

@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 
-from zinc.engine.flight import Flight
 from zinc.engine.sequence import Sequence
 from zinc.engine.speculative.answer_store import AnswerStore
 from zinc.engine.speculative.chains import Chain
@@ -26,6 +25,7 @@ from zinc.engine.speculative.policy import (
 from zinc.engine.speculative.step_times import StepTimes, TypicalTime
 from zinc.engine.speculative.suffix import PRIOR, SuffixDrafter
 from zinc.engine.speculative.tracker import Source
+from zinc.engine.step_in_flight import StepInFlight
 
 # Most rows of a sequence in one step. Longer drafts rarely pay.
 MOST_ROWS = 16
@@ -114,7 +114,7 @@ class Speculation:
         """Return whether the NextN block reads the hidden rows of any of these sequences."""
         return self._nextn is not None and any(map(self.chains[Source.NEXTN].uses, running))
 
-    def landed(self, flight: Flight, seconds: float | None) -> None:
+    def step_done(self, flight: StepInFlight, seconds: float | None) -> None:
         """Learn from a step that took `seconds`.
 
         seconds: None if another step was queued behind this one. Such steps overlap with work of
@@ -146,7 +146,7 @@ class Speculation:
         later prompt may begin with.
         """
         has_failed = s.finish_reason == "error"
-        may_read = s.drafts.uses.get(Source.NEXTN) and s.cache.holding is not None
+        may_read = s.drafts.uses.get(Source.NEXTN) and s.cache.allocation is not None
         if self._nextn is not None and may_read and not has_failed:
             self.chains[Source.NEXTN].attempt(partial(self._nextn.catch_up, [s]), None)
         for chain in self.chains.values():
@@ -226,7 +226,7 @@ class Speculation:
         """Return the expected number of accepted tokens of a draft, by measured acceptance."""
         return expected_tokens(self.acceptance[source].rates(draft.probabilities))
 
-    def _take_hidden(self, nextn: NextNDrafter, flight: Flight, *, is_followed: bool) -> None:
+    def _take_hidden(self, nextn: NextNDrafter, flight: StepInFlight, *, is_followed: bool) -> None:
         """Give the hidden rows of the tokens that are part of the text to the NextN block.
 
         A step that was queued behind overwrites the rows of the program, but not the copy of a

@@ -25,7 +25,7 @@ LEAST_PROBABILITY = 0.2  # of all tokens of a draft together
 
 
 class SuffixDrafter:
-    """Drafts for one sequence, from its own text, past answers and text that was added.
+    """Drafter for one sequence, from its own text, past answers and text that was added.
 
     ids: the prompt. store: past answers, of which those under `key` are searched.
     """

@@ -19,14 +19,14 @@ class Source(StrEnum):
 
 
 @dataclass(slots=True)
-class Drafts:
-    """Drafts of one sequence.
+class DraftTracker:
+    """The current draft of one sequence, and counts of all of its drafts.
 
     drafter: of repeated text; None until the first draft. n_seen: tokens of the text that it knows.
-    draft: what the step in flight verifies, from `source`. n_drafted, n_accepted: tokens of all
-    drafts, and those of them that are in the answer. n_compared: tokens of the last draft that were
-    compared with the text, of which `n_valid` are equal. uses: for each source of chains for which
-    that is decided, whether it drafts for this sequence.
+    draft: the draft that the step in flight verifies, from `source`. n_drafted, n_accepted: tokens
+    of all drafts, and those of them that are in the answer. n_compared: tokens of the last draft
+    that were compared with the text, of which `n_valid` are equal. uses: for each source of chains
+    for which that is decided, whether it drafts for this sequence.
     """
 
     drafter: SuffixDrafter | None = None

@@ -19,7 +19,7 @@ from zinc.engine.sequence import Sequence
 
 
 @dataclass(slots=True)
-class Flight:
+class StepInFlight:
     """A step of `counts` tokens of each sequence in `running`.
 
     complete: the sequences that get a token, in the order of the output rows. on_device: for each

@@ -17,15 +17,15 @@ from zinc.engine.preemption import Rates
 from zinc.engine.scheduler import Demand
 from zinc.engine.sequence import Sequence
 from zinc.engine.sharing import delayed
-from zinc.kv import CachePool
+from zinc.kv import CachePool, PrefixHit
 
 if TYPE_CHECKING:
     from zinc.kv.disk import DiskCache
     from zinc.kv.fetch import PrefixFetcher
 
 
-class Holdings:
-    """The blocks and slots of a pool that sequences hold.
+class CacheManager:
+    """Manager of the blocks and slots of a pool that sequences hold.
 
     swap_bytes: host memory for swapped sequences. A preempted sequence that does not fit there, or
     that takes longer to swap than to recompute, is recomputed.
@@ -93,30 +93,35 @@ class Holdings:
         """Return the tokens and blocks that a sequence needs. tight: preemption is possible."""
         pool, swapped = self.pool, s.cache.swapped
         most = pool.max_blocks(len(s.ids))
-        pins: tuple[int, ...] = ()
-        frees: tuple[int, ...] = ()
-        if s.cache.holding is None:
-            n_run, pins = self._prospect(s)
+        pinned_blocks: tuple[int, ...] = ()
+        freeable_blocks: tuple[int, ...] = ()
+        if s.cache.allocation is None:
+            hit = self._prefix_hit(s)
+            n_run, pinned_blocks = hit.n_cached, hit.pinned_blocks
             n_table, held = n_run // pool.block_tokens, (0,) * len(most)
             if swapped is not None and n_run < swapped.n_tokens:
                 n_run, n_table = swapped.n_tokens, swapped.n_table
-                pins = held = swapped.n_blocks
+                pinned_blocks = held = swapped.n_blocks
         else:
-            holding = s.cache.holding
-            n_run, n_table = s.n_run, len(holding.tables[0])
-            held = tuple(len(t) - n for t, n in zip(holding.tables, holding.n_trimmed, strict=True))
-            frees = pool.exclusive_blocks(holding) if tight else (0,) * len(most)
+            allocation = s.cache.allocation
+            n_run, n_table = s.n_run, len(allocation.tables[0])
+            held = tuple(
+                len(t) - n for t, n in zip(allocation.tables, allocation.n_trimmed, strict=True)
+            )
+            freeable_blocks = pool.exclusive_blocks(allocation) if tight else (0,) * len(most)
         missing = pool.blocks(len(s.ids)) - n_table
         return Demand(
             id=s.id,
             pending=len(s.ids) - n_run,
-            longest=s.longest_from(n_run),
+            runnable=s.tokens_to_checkpoint(n_run),
             n_run=n_run,
             n_table=n_table,
-            lacks=tuple(max(0, min(missing, m - h)) for m, h in zip(most, held, strict=True)),
+            missing_blocks=tuple(
+                max(0, min(missing, m - h)) for m, h in zip(most, held, strict=True)
+            ),
             admitted=s.is_running,
-            frees=frees,
-            pins=pins,
+            freeable_blocks=freeable_blocks,
+            pinned_blocks=pinned_blocks,
             priority=s.request.priority,
             client=s.request.client,
         )
@@ -127,18 +132,18 @@ class Holdings:
         if not pool.prefix_cache or all(s.is_running for s in sequences):
             return set()
         least = max(pool.block_tokens, LEAST_TOKENS if pool.recurrent else 0)
-        back = delayed(sequences, lambda s: self._prospect(s)[0], least, pool.recurrent)
+        back = delayed(sequences, lambda s: self._prefix_hit(s).n_cached, least, pool.recurrent)
         return back | self._fetching(
             s for s in sequences if not s.is_running and s.id not in back and not s.cache.swapped
         )
 
-    def _prospect(self, s: Sequence) -> tuple[int, tuple[int, ...]]:
-        """Return the cached tokens that a waiting sequence would get, and their idle blocks."""
+    def _prefix_hit(self, s: Sequence) -> PrefixHit:
+        """Return the cached prefix that a waiting sequence would get."""
         generation, cache = self.pool.generation, s.cache
-        if cache.prospect is None or cache.prospect[0] != generation:
-            found = self.pool.prospect(cache.key, len(s.ids) - 1, s.namespace)
-            cache.prospect = generation, found
-        return cache.prospect[1].n_cached, cache.prospect[1].pins
+        if cache.prefix_hit is None or cache.prefix_hit[0] != generation:
+            found = self.pool.prefix_hit(cache.key, len(s.ids) - 1, s.namespace)
+            cache.prefix_hit = generation, found
+        return cache.prefix_hit[1]
 
     def attach(self, s: Sequence) -> None:
         """Give a sequence its longest cached prefix, or restore its copy if that is longer.
@@ -146,14 +151,14 @@ class Holdings:
         Raises MemoryLimitError, and leaves the sequence unchanged then.
         """
         cache, swapped = s.cache, s.cache.swapped
-        if swapped is None or self._prospect(s)[0] >= swapped.n_tokens:
-            cache.holding, s.n_run = self.pool.attach(cache.key, len(s.ids) - 1, s.namespace)
+        if swapped is None or self._prefix_hit(s).n_cached >= swapped.n_tokens:
+            cache.allocation, s.n_run = self.pool.attach(cache.key, len(s.ids) - 1, s.namespace)
         else:
             begin = time.perf_counter()
-            cache.holding = self.pool.swap_in(swapped, s.namespace)
+            cache.allocation = self.pool.swap_in(swapped, s.namespace)
             s.n_run = swapped.n_tokens
             self.rates.copied(swapped.n_bytes, time.perf_counter() - begin)
-            self.pool.commit(cache.holding, s.key_to(s.n_run))
+            self.pool.commit(cache.allocation, s.key_to(s.n_run))
         cache.swapped = None
         if not s.clock.started:
             s.n_cached = min(s.n_run, s.n_prompt)
@@ -161,8 +166,8 @@ class Holdings:
 
     def trim(self, s: Sequence) -> None:
         """Free the blocks of a sequence that have left all sliding windows."""
-        if s.cache.holding is not None:
-            self.pool.trim(s.cache.holding, s.n_run)
+        if s.cache.allocation is not None:
+            self.pool.trim(s.cache.allocation, s.n_run)
 
     # -- after a step ---------------------------------------------------------------------------
 
@@ -179,14 +184,14 @@ class Holdings:
 
         This happens at checkpoints, at the end of the prompt and after whole blocks of an answer.
         """
-        pool, holding = self.pool, s.cache.holding
-        assert holding is not None
+        pool, allocation = self.pool, s.cache.allocation
+        assert allocation is not None
         if end in s.cache.checkpoints:
-            pool.checkpoint(holding, s.key_to(end))
+            pool.checkpoint(allocation, s.key_to(end))
         elif end - count < s.n_prompt <= end:
-            pool.commit(holding, s.key_to(end))
+            pool.commit(allocation, s.key_to(end))
         elif end < len(s.ids) and not pool.recurrent:  # whole blocks, for prompts that wait
-            pool.commit(holding, s.key_to(end // pool.block_tokens * pool.block_tokens))
+            pool.commit(allocation, s.key_to(end // pool.block_tokens * pool.block_tokens))
 
     def preempt(self, s: Sequence, n_bytes_copied: int) -> None:
         """Preempt a running sequence; swap its cache to host memory if recomputing is slower.
@@ -194,14 +199,14 @@ class Holdings:
         n_bytes_copied: host memory that copies of other sequences take. Raises the error of the
         device if copying fails, and leaves the sequence unchanged then.
         """
-        holding = s.cache.holding
-        assert holding is not None
-        n_bytes = self.pool.holding_bytes(holding)
+        allocation = s.cache.allocation
+        assert allocation is not None
+        n_bytes = self.pool.allocation_bytes(allocation)
         has_room = n_bytes_copied + n_bytes <= self.swap_bytes
         if s.is_reusable and not s.is_read and has_room and self.rates.swap_pays(s.n_run, n_bytes):
             begin = time.perf_counter()
             try:
-                s.cache.swapped = self.pool.swap_out(holding, s.n_run)
+                s.cache.swapped = self.pool.swap_out(allocation, s.n_run)
                 self.rates.copied(n_bytes, time.perf_counter() - begin)
             except MemoryError:  # the host has no memory left, so the sequence is recomputed
                 pass
@@ -219,7 +224,7 @@ class Holdings:
 
     def restart(self, s: Sequence) -> None:
         """Discard the cached prefix and swapped copy of a waiting sequence with a changed text."""
-        s.cache.prospect, s.cache.swapped = None, None
+        s.cache.prefix_hit, s.cache.swapped = None, None
         s.renew_key()
         s.cache.shared_tokens.clear()
 
@@ -227,7 +232,7 @@ class Holdings:
         """Free everything that a sequence holds. keep: leave its tokens in the prefix cache."""
         if s.cache.fetch is not None:
             s.cache.fetch.cancel()
-        if s.cache.holding is not None:
+        if s.cache.allocation is not None:
             key = s.key_to(s.n_run) if keep and s.is_reusable else None
-            self.pool.release(s.cache.holding, key)
-            s.cache.holding = None
+            self.pool.release(s.cache.allocation, key)
+            s.cache.allocation = None

@@ -10,23 +10,23 @@ from zinc.backends.plans import Plan
 from zinc.core.errors import MemoryLimitError
 from zinc.engine.admission import STREAM_TOKENS
 from zinc.engine.batch import NO_DRAFTS
-from zinc.engine.flight import Flight
 from zinc.engine.sequence import Sequence
 from zinc.engine.speculative.speculation import Speculation
+from zinc.engine.step_in_flight import StepInFlight
 from zinc.kv import CachePool
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
-    """Speculation within the limits of an engine.
+class DraftScheduler:
+    """Scheduler of drafts: asks `speculation` for as many as a step of an engine has room for.
 
-    longest: the most tokens of a sequence. plain_context: of one that is not extended.
+    max_sequence_tokens: the most tokens of a sequence. plain_context: of one that is not extended.
     """
 
     speculation: Speculation
     pool: CachePool
     plan: Plan
-    longest: int
+    max_sequence_tokens: int
     plain_context: int
 
     def drafts(self, running: Seq[Sequence], counts: Mapping[int, int]) -> Mapping[int, Seq[int]]:
@@ -43,14 +43,14 @@ class Drafting:
         drafts = self.speculation.drafts(running, sum(rows), most, self._room)
         for s in running:
             if s.id in drafts:
-                assert s.cache.holding is not None
+                assert s.cache.allocation is not None
                 try:
-                    self.pool.grow(s.cache.holding, len(s.ids) + len(drafts[s.id]))
+                    self.pool.grow(s.cache.allocation, len(s.ids) + len(drafts[s.id]))
                 except MemoryLimitError:
                     del drafts[s.id]
         return drafts
 
-    def needs_tokens(self, flight: Flight) -> bool:
+    def needs_tokens(self, flight: StepInFlight) -> bool:
         """Return whether the step after `flight` must wait for the tokens of `flight`.
 
         It must if `flight` has drafts or the next step is likely to have some. It must also wait if
@@ -66,6 +66,10 @@ class Drafting:
 
         The answer may end with the step, and its last token never needs a row.
         """
-        context = self.longest if s.extended else min(self.longest, self.plain_context)
+        context = (
+            self.max_sequence_tokens
+            if s.extended
+            else min(self.max_sequence_tokens, self.plain_context)
+        )
         rows = self.speculation.most_rows - s.pending
         return min(s.max_tokens - s.n_generated - 1, context - len(s.ids), rows)
