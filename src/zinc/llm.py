@@ -58,7 +58,7 @@ from zinc.engine.load.device_map import BackendChoice
 from zinc.engine.load.files import resolve_model
 from zinc.engine.load.model import LoadedAdapter, LoadedModel
 from zinc.engine.load.options import LoadOptions
-from zinc.engine.load.planned import plan_model
+from zinc.engine.load.planning import plan_model
 from zinc.engine.load.settings import settings_of
 from zinc.engine.load.weights import Progress
 from zinc.engine.readout import Pooled, Pooling, embeddings

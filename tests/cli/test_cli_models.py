@@ -30,7 +30,8 @@ from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.engine.load.memory import RESERVE_SHARE, budgets, choose_cache
 from zinc.engine.load.model import LoadedModel
 from zinc.engine.load.options import BATCH_TOKENS, LoadOptions
-from zinc.engine.load.planned import PlannedModel, plan_model
+from zinc.engine.load.planned import PlannedModel
+from zinc.engine.load.planning import plan_model
 from zinc.engine.load.self_test import relative_error
 from zinc.engine.step_cost import StepShape
 from zinc.formats.gguf import GGUFFile

@@ -16,7 +16,7 @@ from present import computing
 
 from zinc import LLM, DeviceMap, SamplingParams
 from zinc.core.errors import ModelError, RequestError, UnsupportedError, ZincError
-from zinc.engine.load import planned
+from zinc.engine.load import planning
 from zinc.engine.request import Request
 
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
@@ -387,7 +387,7 @@ def test_adapters_stay_when_memory_is_short_for_drafts(adapter, monkeypatch):
     (path, _), model, ids = adapter("qwen35"), FIXTURES / "qwen35.gguf", ids_of(40)
     with LLM(model, backend="cpu", lora=path, speculate="off") as llm:
         wanted = llm.logits(ids)
-    monkeypatch.setattr(planned, "_has_room", lambda *_: False)
+    monkeypatch.setattr(planning, "_has_room", lambda *_: False)
     with LLM(model, backend="cpu", lora=path) as llm:
         assert llm.model.options.rollback == 0
         assert np.array_equal(llm.logits(ids), wanted)

@@ -23,7 +23,7 @@ from zinc.engine.load import auto, self_test
 from zinc.engine.load.auto import Machine, select
 from zinc.engine.load.memory import RESERVE_SHARE, MemoryBudget
 from zinc.engine.load.options import LoadOptions
-from zinc.engine.load.planned import plan_model
+from zinc.engine.load.planning import plan_model
 from zinc.ops import OPS
 
 QWEN = Path(__file__).parent.parent / "data" / "fixtures" / "qwen3.gguf"

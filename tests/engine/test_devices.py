@@ -18,13 +18,13 @@ from zinc.backends.capabilities import DeviceInfo, DeviceKind
 from zinc.backends.plans import SplitPlan, Transfer
 from zinc.backends.split import SplitBackend
 from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, ZincError
-from zinc.engine.load import bandwidth, devices, link, memory, planned
+from zinc.engine.load import bandwidth, division, link, memory, planning
 from zinc.engine.load.bandwidth import Bandwidth
-from zinc.engine.load.devices import divide_over
+from zinc.engine.load.division import divide_over
 from zinc.engine.load.link import all_reduce_seconds
 from zinc.engine.load.memory import RESERVE_SHARE
 from zinc.engine.load.options import LoadOptions
-from zinc.engine.load.planned import plan_model
+from zinc.engine.load.planning import plan_model
 from zinc.engine.preemption import Rates
 
 NAMES = [",".join([f"{name}:0"] * 2) for name in computing() if name == "vulkan"]
@@ -138,7 +138,7 @@ def test_layers_that_share_a_cache_stay_together() -> None:
 
 
 def test_a_division_stays_when_memory_is_short_for_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned, "_has_room", lambda *_: False)
+    monkeypatch.setattr(planning, "_has_room", lambda *_: False)
     with load("qwen35moe", "cpu,cpu", device_map=DeviceMap(shares=(1, 3))) as llm:
         assert llm.choice.messages == ["layer 0 on cpu, layers 1-3 on cpu #2"]
         assert llm.model.options.rollback == 0
@@ -153,7 +153,7 @@ def test_shares_divide_the_layers() -> None:
 def test_layers_on_gpus_have_larger_steps_if_there_is_memory(
     names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "_speeds", lambda each: [1.0] * len(each))
+    monkeypatch.setattr(division, "_speeds", lambda each: [1.0] * len(each))
     assert step_tokens(names) == 2048
     assert step_tokens(names, batch_tokens=512) == 512
     assert step_tokens("cpu,cpu") == step_tokens(names + ",cpu") == 512
@@ -161,9 +161,9 @@ def test_layers_on_gpus_have_larger_steps_if_there_is_memory(
     with monkeypatch.context() as patched:  # such devices begin a step while others run another
         patched.setattr(SplitBackend, "is_linked", True)
         assert step_tokens(names) == 512
-    fits = devices._fits
+    fits = division._fits
     monkeypatch.setattr(
-        devices, "_fits", lambda *given: given[2].step_tokens < 2048 and fits(*given)
+        division, "_fits", lambda *given: given[2].step_tokens < 2048 and fits(*given)
     )
     assert step_tokens(names) == 512
 

@@ -19,7 +19,7 @@ from zinc.engine.load import bandwidth
 from zinc.engine.load.bandwidth import Bandwidth, bandwidth_of
 from zinc.engine.load.fit import FitReport, fit_report
 from zinc.engine.load.options import LoadOptions
-from zinc.engine.load.planned import plan_model
+from zinc.engine.load.planning import plan_model
 from zinc.ops.values import Weight
 from zinc.quant.blocks import row_bytes
 

@@ -13,7 +13,7 @@ from present import computing
 from zinc.engine.cache_layout import state_bytes_per_sequence
 from zinc.engine.load.model import LoadedModel
 from zinc.engine.load.options import LoadOptions
-from zinc.engine.load.planned import plan_model
+from zinc.engine.load.planning import plan_model
 from zinc.engine.readout import ReadoutKind
 from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams

@@ -109,8 +109,8 @@ def test_tokens_of_many_draws_come_as_often_as_the_chain_says(chain):
     """The candidates are those of the chain; their noise is added for all draws at once."""
     sampler = sampler_of(chain, 2**63 + 5)
     left = sampler._begin(LOGITS, None)
-    for step in sampler._steps:
-        left = step(left)
+    for process in sampler._processors:
+        left = process(left)
     ids = np.arange(len(left)) if left.ids is None else left.ids
     rows, repeated, found = np.repeat(np.arange(500), ids.size), np.tile(ids, 500), []
     for start in range(0, N, 500):

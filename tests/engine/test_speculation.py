@@ -20,7 +20,7 @@ from zinc.engine.load import memory
 from zinc.engine.load.device_map import DeviceMap
 from zinc.engine.load.model import LoadedModel
 from zinc.engine.load.options import LoadOptions
-from zinc.engine.load.planned import plan_model
+from zinc.engine.load.planning import plan_model
 from zinc.engine.request import Request
 from zinc.engine.speculative.draft import NO_DRAFT, Draft
 from zinc.engine.speculative.draft_scheduler import DraftScheduler

@@ -11,7 +11,7 @@ from models.nextn_files import FAMILIES, with_nextn
 from zinc.core.errors import ModelError
 from zinc.engine.identity import TensorDigests
 from zinc.engine.load.options import LoadOptions
-from zinc.engine.load.planned import plan_model
+from zinc.engine.load.planning import plan_model
 from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.llm import LLM
 from zinc.models.parts.weights import block_of

@@ -28,9 +28,9 @@ from present import computing
 from zinc.backends import api
 from zinc.backends.vulkan import VulkanKernels
 from zinc.core.errors import ModelError, UnsupportedError
-from zinc.engine.load import planned as loading
+from zinc.engine.load import planning as loading
 from zinc.engine.load.options import LoadOptions
-from zinc.engine.load.planned import plan_model
+from zinc.engine.load.planning import plan_model
 from zinc.formats.gguf import GGUFFile
 from zinc.models import architecture, load
 from zinc.models.parts.indexer import Indexer

@@ -121,7 +121,7 @@ def _load(args: argparse.Namespace) -> LoadedModel:
     from zinc.cli import loading
     from zinc.cli.bench_speculation import LEAST_PROMPT, MOST_ROWS
     from zinc.core.errors import UnsupportedError
-    from zinc.engine.load.planned import plan_model
+    from zinc.engine.load.planning import plan_model
 
     rows = MOST_ROWS if args.speculate else 1
     least = max(LEAST_PROMPT + args.decode, args.depth + MOST_ROWS) if args.speculate else 0

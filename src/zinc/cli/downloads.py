@@ -79,7 +79,7 @@ def remote_report(hub: Hub, repository: Repository, variant: Variant) -> FitRepo
     """
     from zinc.cli import fit_text
     from zinc.engine.load.options import LoadOptions
-    from zinc.engine.load.planned import plan_model
+    from zinc.engine.load.planning import plan_model
     from zinc.hub.remote import RemoteSource, open_remote
 
     describe = hub.error(repository.name)

@@ -180,7 +180,7 @@ def _fit(file: GGUFFile) -> FitReport:
     """Return what a run with the default options takes of the memory."""
     from zinc.cli import fit_text
     from zinc.engine.load.options import LoadOptions
-    from zinc.engine.load.planned import plan_model
+    from zinc.engine.load.planning import plan_model
 
     with plan_model(LoadOptions(path=file.path)) as planned:
         return fit_text.report_of(planned, planned.spec.context)

@@ -47,7 +47,7 @@ def _describe(model: LocalModel) -> dict[str, Any]:
     """Return a model as JSON values, with the memory that a run takes or why it cannot run."""
     from zinc.cli import fit_text
     from zinc.engine.load.options import LoadOptions
-    from zinc.engine.load.planned import plan_model
+    from zinc.engine.load.planning import plan_model
 
     row: dict[str, Any] = {
         "name": model.name,

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from zinc.cli import device_map, fit_text, loading
     from zinc.cli.inspect import nextn_memory
     from zinc.engine.load.options import BATCH_TOKENS
-    from zinc.engine.load.planned import plan_model
+    from zinc.engine.load.planning import plan_model
     from zinc.engine.step_cost import StepShape
 
     most = args.tokens if args.tokens > BATCH_TOKENS else None

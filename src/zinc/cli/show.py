@@ -51,7 +51,7 @@ def _local(path: Path) -> tuple[dict[str, Any], str]:
     """Return the description of a model file, as JSON values and as text."""
     from zinc.cli import fit_text, inspect, summary
     from zinc.engine.load.options import LoadOptions
-    from zinc.engine.load.planned import plan_model
+    from zinc.engine.load.planning import plan_model
 
     with plan_model(LoadOptions(path=path)) as planned:
         file, spec = planned.file, planned.spec

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from zinc.cli import loading
     from zinc.core.errors import RequestError
     from zinc.engine.load.options import BATCH_TOKENS
-    from zinc.engine.load.planned import plan_model
+    from zinc.engine.load.planning import plan_model
 
     if args.tokens > BATCH_TOKENS:
         raise RequestError(
@@ -108,7 +108,7 @@ def _deep_enough(options: LoadOptions) -> LoadOptions:
     Some launches run only when many tokens are cached. A model with a shorter context never runs
     them.
     """
-    from zinc.engine.load.planned import plan_model
+    from zinc.engine.load.planning import plan_model
     from zinc.ops.step import StepCondition
 
     with plan_model(options) as planned:

@@ -10,7 +10,7 @@ from zinc.cluster.options import ClusterOptions
 from zinc.core.errors import ZincError
 from zinc.engine.load.fit import fit_report
 from zinc.engine.load.options import LoadOptions
-from zinc.engine.load.planned import plan_model
+from zinc.engine.load.planning import plan_model
 from zinc.server.config import ModelSource
 
 _CONTEXT = 4096  # tokens of a model's cache, unless an option or the model says less or more

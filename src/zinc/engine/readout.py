@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from zinc.core.errors import RequestError
 from zinc.engine.sampling import Sampled, SamplingParams
-from zinc.engine.sampling.chain import log_probabilities
+from zinc.engine.sampling.logprobs import log_probabilities
 from zinc.ops.values import FloatArray
 
 # Settings of a prompt without an answer. The list of samplers is empty, so that none are built.

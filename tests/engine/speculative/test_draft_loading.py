@@ -15,7 +15,7 @@ from zinc.core.errors import MemoryLimitError, RequestError, UnsupportedError, Z
 from zinc.engine.load import memory
 from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.engine.load.options import LoadOptions
-from zinc.engine.load.planned import plan_model
+from zinc.engine.load.planning import plan_model
 from zinc.engine.load.vocabulary import check_vocabulary
 from zinc.formats.gguf import GGUFFile
 

@@ -17,7 +17,7 @@ from models.nextn_oracle import Block
 from zinc.backends.cpu import CpuCache
 from zinc.engine.load.model import LoadedModel
 from zinc.engine.load.options import LoadOptions
-from zinc.engine.load.planned import plan_model
+from zinc.engine.load.planning import plan_model
 from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams
 from zinc.engine.sequence import Sequence

@@ -10,7 +10,8 @@ from zinc.cli.checks.finding import Finding, Section, fail, ok, reason, remedy, 
 from zinc.cli.text import size
 from zinc.core.errors import FormatError, MemoryLimitError, ZincError
 from zinc.engine.load.options import LoadOptions
-from zinc.engine.load.planned import PlannedModel, plan_model
+from zinc.engine.load.planned import PlannedModel
+from zinc.engine.load.planning import plan_model
 
 CONTEXT_TOKENS = 4096  # the context that is checked, unless one is asked for
 

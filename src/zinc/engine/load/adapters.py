@@ -99,29 +99,31 @@ def open_adapters(
     can_change = changeable(nodes)
     try:
         for index, option in enumerate(options):
-            file = GGUFFile.open(option.path)
-            try:
-                _check_kind(file, model)
-                factors = {
-                    name: _factors(index, name, file, model, can_change) for name in _names(file)
-                }
-                if not factors:
-                    raise _damaged(file, "it changes no tensor")
-                alpha = file.float("adapter.lora.alpha", default=0.0)
-                if not math.isfinite(alpha):
-                    raise _damaged(file, f"its adapter.lora.alpha is {alpha}")
-                texts = [
-                    file.str(f"adapter.lora.{key}", default="")
-                    for key in ("task_name", "prompt_prefix")
-                ]
-                found.append(AdapterFile(file, _digest(file), alpha, factors, *texts))
-            except BaseException:
-                file.close()
-                raise
+            found.append(_open_adapter(index, option.path, model, can_change))
     except BaseException:
         AdapterFiles(tuple(found)).close()
         raise
     return AdapterFiles(tuple(found))
+
+
+def _open_adapter(index: int, path: Path, model: GGUFFile, can_change: set[str]) -> AdapterFile:
+    """Open adapter `index` and check it. can_change: names of tensors that adapters may change."""
+    file = GGUFFile.open(path)
+    try:
+        _check_kind(file, model)
+        factors = {name: _factors(index, name, file, model, can_change) for name in _names(file)}
+        if not factors:
+            raise _damaged(file, "it changes no tensor")
+        alpha = file.float("adapter.lora.alpha", default=0.0)
+        if not math.isfinite(alpha):
+            raise _damaged(file, f"its adapter.lora.alpha is {alpha}")
+        texts = [
+            file.str(f"adapter.lora.{key}", default="") for key in ("task_name", "prompt_prefix")
+        ]
+        return AdapterFile(file, _digest(file), alpha, factors, *texts)
+    except BaseException:
+        file.close()
+        raise
 
 
 def _check_kind(file: GGUFFile, model: GGUFFile) -> None:

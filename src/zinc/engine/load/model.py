@@ -22,7 +22,8 @@ from zinc.engine.load.memory import (
     choose_swap,
 )
 from zinc.engine.load.options import LoadOptions
-from zinc.engine.load.planned import PlannedModel, plan_graph, plan_model
+from zinc.engine.load.planned import PlannedModel, plan_graph
+from zinc.engine.load.planning import plan_model
 from zinc.engine.load.speculation import choose_speculation
 from zinc.engine.load.weights import Progress, upload
 from zinc.engine.readout import ReadoutKind

@@ -99,6 +99,26 @@ class _Block:
         return max(0, min(len(known.rows), n_positions - known.n_run))
 
 
+@dataclass(slots=True)
+class _DraftSteps:
+    """Steps of a drafter after the first one of a draft.
+
+    drafted: the tokens that have been drafted. hidden: the hidden rows of the last step.
+    """
+
+    drafter: NextNDrafter
+    drafted: dict[Sequence, list[int]]
+    hidden: list[FloatArray]
+
+    def advance(self, going: Seq[Sequence], rows: Seq[int], n: int, tokens: Seq[int]) -> FloatArray:
+        """Run the token drafted last for each sequence; return the logits. See `Advance`."""
+        for s, token in zip(going, tokens, strict=True):
+            self.drafted[s].append(token)
+        before = [self.hidden[i] for i in rows]
+        logits, self.hidden = self.drafter.advance(going, n, self.drafted, before)
+        return logits
+
+
 class NextNDrafter:
     """Drafter of all sequences of a model with its NextN blocks.
 
@@ -181,21 +201,25 @@ class NextNDrafter:
         able = [s for s, room in rooms.items() if room > 0]
         if not able:
             return {}
-        drafted: dict[Sequence, list[int]] = {s: [] for s in able}
         logits, hidden = self._first(able)
+        steps = _DraftSteps(self, {s: [] for s in able}, hidden)
+        return draw_chains(able, rooms, logits, steps.advance, choose, least)
 
-        def advance(going: Seq[Sequence], rows: Seq[int], n: int, tokens: Seq[int]) -> FloatArray:
-            nonlocal hidden
-            for s, token in zip(going, tokens, strict=True):
-                drafted[s].append(token)
-            before = [hidden[i] for i in rows]
-            if self._reads is NextNInput.OWN:
-                logits, hidden = self._repeat(going, n, tokens, before)
-            else:
-                logits, hidden = self._next(self.blocks[n], going, drafted, before)
-            return logits
+    def advance(
+        self,
+        going: Seq[Sequence],
+        n: int,
+        drafted: Mapping[Sequence, Seq[int]],
+        before: Seq[FloatArray],
+    ) -> tuple[FloatArray, list[FloatArray]]:
+        """Run the block that drafts token `n` of each sequence, up to the last `drafted` token.
 
-        return draw_chains(able, rooms, logits, advance, choose, least)
+        before: the hidden rows that it reads, of the step before. Returns logits and hidden rows as
+        `_step` does.
+        """
+        if self._reads is NextNInput.OWN:
+            return self._repeat(going, n, [drafted[s][-1] for s in going], before)
+        return self._next(self.blocks[n], going, drafted, before)
 
     def _room(self, s: Sequence, most: int) -> int:
         """Return how many tokens can be drafted for a sequence, at most `most`."""

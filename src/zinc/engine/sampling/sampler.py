@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -25,38 +24,25 @@ from zinc.engine.sampling.candidates import Candidates, Floats, largest
 from zinc.engine.sampling.common_chain import CommonChain, sample_common
 from zinc.engine.sampling.draw import draw_position
 from zinc.engine.sampling.dry import Dry
+from zinc.engine.sampling.logprobs import Sampled, final_probabilities, log_probabilities
 from zinc.engine.sampling.params import SamplingParams
 from zinc.engine.sampling.penalties import Penalties
 from zinc.ops.noise import SEED_MASK, Draw, Stream, uniform
 from zinc.ops.sampling import MOST_CANDIDATES
 from zinc.ops.step import SampleParams
 
-Step = Callable[[Candidates], Candidates]
+Processor = Callable[[Candidates], Candidates]
 
 _LARGEST_LOGIT = 1e30  # a model's logits are within a few hundred; products stay in float32
 _MOST_LIKELY = SampleParams(k=1)
 _NO_IDS, _NO_BIAS = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
-class _Follower(Protocol):
+class _StatefulSampler(Protocol):
     """A sampler that depends on the tokens so far."""
 
     def accept(self, tokens: Sequence[int]) -> None: ...
     def reset(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """A sampled token, with natural logarithms of probabilities.
-
-    Probabilities are the model's own, before any sampler, or with `post_sampling_probs` those that
-    the token was sampled with. logprob: None unless the request asked for logprobs. top_logprobs:
-    (token, logprob) of the most likely tokens, most likely first, as many as the request asked for.
-    """
-
-    token: int
-    logprob: float | None = None
-    top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
 class Sampler:
@@ -90,17 +76,19 @@ class Sampler:
                     f"logit_bias names token {self._biased.max()}",
                     f"the vocabulary has tokens 0 to {n_vocab - 1}",
                 )
-        self._followers: list[_Follower] = []
+        self._stateful: list[_StatefulSampler] = []
         self._surprise: tuple[int, float] | None = None  # mirostat's: the sampled token, its bits
-        steps = [self._build_step(name, dry_breakers) for name in params.samplers]
-        self._steps = [step for step in steps if step is not None]
-        rewrites = bool(self._steps) or any(bias > 0 for bias in biases.values())
+        processors = [self._build_processor(name, dry_breakers) for name in params.samplers]
+        self._processors = [each for each in processors if each is not None]
+        rewrites = bool(self._processors) or any(bias > 0 for bias in biases.values())
         self._is_plain = params.greedy and params.logprobs is None and not rewrites
         self._lowered = frozenset(biases)
-        active = [n for n, step in zip(params.samplers, steps, strict=True) if step is not None]
+        active = [
+            n for n, process in zip(params.samplers, processors, strict=True) if process is not None
+        ]
         # The common chain keeps no distribution; single samplers choose the same tokens.
         self._common = None if self._keeps_distribution else CommonChain.of(params, active)
-        as_is = not (biases or self._followers or params.logprobs is not None)
+        as_is = not (biases or self._stateful or params.logprobs is not None)
         self._on_device = as_is and (self._is_plain or _is_small(self._common))
         self._restart()
 
@@ -123,8 +111,8 @@ class Sampler:
                 (token,) = sample_common([self._common], [candidates], [self._draw()])
             else:
                 candidates = self._begin(logits, allowed)
-                for step in self._steps:
-                    candidates = step(candidates)
+                for process in self._processors:
+                    candidates = process(candidates)
                 if self.params.mirostat:
                     candidates = truncation.surprise_cut(candidates, self._mu)
                 token = self._sample_from(candidates)
@@ -181,17 +169,17 @@ class Sampler:
 
     def accept_prompt(self, ids: Sequence[int]) -> None:
         """Add tokens of the prompt to the history of penalties."""
-        if self._followers and len(ids):
+        if self._stateful and len(ids):
             tokens = [int(token) for token in ids]
             if min(tokens) < 0 or max(tokens) >= self.n_vocab:
                 raise ValueError(f"a token is outside the vocabulary of {self.n_vocab}")
-            for follower in self._followers:
-                follower.accept(tokens)
+            for sampler in self._stateful:
+                sampler.accept(tokens)
 
     def reset(self) -> None:
         """Forget all tokens of the sequence."""
-        for follower in self._followers:
-            follower.reset()
+        for sampler in self._stateful:
+            sampler.reset()
         self._restart()
 
     def _restart(self) -> None:
@@ -202,8 +190,10 @@ class Sampler:
     def _draw(self, ahead: int = 0) -> Draw:
         return Draw(self.seed & SEED_MASK, self._index + ahead)
 
-    def _build_step(self, name: str, dry_breakers: Collection[Sequence[int]]) -> Step | None:
-        """Return the filter of the sampler `name`, or None if its settings are neutral."""
+    def _build_processor(
+        self, name: str, dry_breakers: Collection[Sequence[int]]
+    ) -> Processor | None:
+        """Return the processor of the sampler `name`, or None if its settings are neutral."""
         p = self.params
         if name == "penalties":
             return self._penalties()
@@ -215,26 +205,26 @@ class Sampler:
             return partial(truncation.temperature, t=p.temperature) if p.temperature != 1 else None
         return None if p.mirostat else self._truncation(name)
 
-    def _penalties(self) -> Step | None:
+    def _penalties(self) -> Processor | None:
         p = self.params
         neutral = p.repeat_penalty == 1 and p.presence_penalty == p.frequency_penalty == 0
         if neutral or p.repeat_last_n == 0:
             return None
-        return self._following(
+        return self._with_state(
             Penalties(p.repeat_last_n, p.repeat_penalty, p.presence_penalty, p.frequency_penalty)
         )
 
-    def _dry(self, breakers: Collection[Sequence[int]]) -> Step | None:
+    def _dry(self, breakers: Collection[Sequence[int]]) -> Processor | None:
         p = self.params
         if p.dry_multiplier == 0 or p.dry_base < 1 or p.dry_penalty_last_n == 0:
             return None
-        return self._following(
+        return self._with_state(
             Dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, p.dry_penalty_last_n, breakers)
         )
 
-    def _truncation(self, name: str) -> Step | None:
+    def _truncation(self, name: str) -> Processor | None:
         p = self.params
-        truncations: dict[str, tuple[bool, Step]] = {
+        truncations: dict[str, tuple[bool, Processor]] = {
             "top_n_sigma": (p.top_n_sigma > 0, partial(truncation.top_n_sigma, n=p.top_n_sigma)),
             "top_k": (p.top_k > 0, partial(truncation.top_k, k=p.top_k)),
             "typ_p": (
@@ -245,11 +235,11 @@ class Sampler:
             "min_p": (p.min_p > 0, partial(truncation.min_p, p=p.min_p, min_keep=p.min_keep)),
             "xtc": (p.xtc_probability > 0, self._xtc),
         }
-        active, step = truncations[name]
-        return step if active else None
+        active, processor = truncations[name]
+        return processor if active else None
 
-    def _following(self, sampler: Penalties | Dry) -> Step:
-        self._followers.append(sampler)
+    def _with_state(self, sampler: Penalties | Dry) -> Processor:
+        self._stateful.append(sampler)
         return sampler
 
     def _xtc(self, candidates: Candidates) -> Candidates:
@@ -269,7 +259,7 @@ class Sampler:
         The logits are copied if, and only if, a bias or a sampler rewrites them.
         """
         mask = None if allowed is None else allowed.mask()
-        if self._biased.size or (self._followers and mask is None):
+        if self._biased.size or (self._stateful and mask is None):
             logits = logits.copy()
             logits[self._biased] += self._bias
         return Candidates(logits) if mask is None else limited(logits, mask)
@@ -318,9 +308,9 @@ class Sampler:
             return -1, -math.inf
         best = int(candidates.logits.argmax())
         peak = float(candidates.logits[best])
-        if self._steps:
-            for step in self._steps:
-                candidates = step(candidates)
+        if self._processors:
+            for process in self._processors:
+                candidates = process(candidates)
             best = int(candidates.logits.argmax())
         return candidates.token(best), peak
 
@@ -333,38 +323,6 @@ class Sampler:
             share = float(weights[position]) / float(weights.sum(dtype=np.float64))
             self._surprise = token, -math.log2(share)
         return token
-
-
-def log_probabilities(logits: Floats, token: int, top: int) -> Sampled:
-    """Return `token` and the `top` most likely tokens with their log-probabilities.
-
-    logits: [n_vocab].
-    """
-    peak = logits.max()
-    log_total = float(peak) + math.log(np.exp(logits - peak).sum(dtype=np.float64))
-    return Sampled(
-        token,
-        float(logits[token]) - log_total,
-        tuple((int(i), float(logits[i]) - log_total) for i in largest(logits, top)),
-    )
-
-
-def final_probabilities(candidates: Candidates, token: int, top: int) -> Sampled:
-    """Return `token` and the `top` most likely of the candidates that it was sampled from.
-
-    Candidates whose weight underflows to 0 cannot be sampled and are left out.
-    """
-    weights = candidates.weights()
-    total = math.log(weights.sum(dtype=np.float64))
-
-    def logprob(position: int) -> float:
-        return math.log(weights[position]) - total
-
-    position = token if candidates.ids is None else int((candidates.ids == token).argmax())
-    likeliest = [int(at) for at in candidates.ranking(top) if weights[at] > 0]
-    return Sampled(
-        token, logprob(position), tuple((candidates.token(at), logprob(at)) for at in likeliest)
-    )
 
 
 def _is_small(chain: CommonChain | None) -> bool:
