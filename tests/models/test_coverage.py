@@ -78,13 +78,17 @@ FEATURES = {
     "K = V": lambda s: any(a.k_is_v for a in s.attention),
     "shared KV": lambda s: any(a.kv_layer is not None for a in s.attention),
     "q and k norms": lambda s: any(a.qk_norm for a in s.attention),
-    "norms of all q and k heads together": lambda s: any(a.joint_norm for a in s.attention),
-    "norms of q and k after RoPE": lambda s: any(a.late_norm for a in s.attention),
+    "norms of all q and k heads together": lambda s: any(
+        a.qk_norm and a.qk_norm.joint for a in s.attention
+    ),
+    "norms of q and k after RoPE": lambda s: any(
+        a.qk_norm and a.qk_norm.after_rope for a in s.attention
+    ),
     "latent attention without RoPE": lambda s: any(
         hasattr(a, "q_rank") and a.rope is None for a in s.attention
     ),
     "latent attention with gates": lambda s: any(
-        hasattr(a, "q_rank") and a.gated for a in s.attention
+        hasattr(a, "q_rank") and a.gate for a in s.attention
     ),
     "layers without RoPE": lambda s: len({a.rope is None for a in s.attention}) == 2,
     "scaled logits": lambda s: s.logit_scale != 1.0,
@@ -99,9 +103,11 @@ FEATURES = {
     "an MLP without gate": lambda s: not s.gated_mlp,
     "the exact GELU": lambda s: s.activation is ActivationFn.GELU_ERF,
     "learned positions": lambda s: s.learned_positions,
-    "gated output": lambda s: any(a.gated and not a.gate_apart for a in s.attention),
-    "gated output by another matrix": lambda s: any(a.gate_apart for a in s.attention),
-    "a gate for each head": lambda s: any(a.head_gate for a in s.attention),
+    "gated output": lambda s: any(a.gate and a.gate.in_query for a in s.attention),
+    "gated output by another matrix": lambda s: any(
+        a.gate and not a.gate.in_query for a in s.attention
+    ),
+    "a gate for each head": lambda s: any(a.gate and a.gate.per_head for a in s.attention),
     "layers of different query heads": lambda s: len({a.n_heads for a in s.attention}) > 1,
     "limits in some MLPs": lambda s: len(set(s.mlp_limits)) > 1,
     "limits in some experts": lambda s: s.experts is not None and len(set(s.experts.limits)) > 1,
@@ -137,9 +143,9 @@ FEATURES = {
     "NextN": lambda s: s.n_nextn > 0,
     "neighbouring value heads": lambda s: getattr(s.recurrence, "grouped", None) is True,
     "value heads apart": lambda s: getattr(s.recurrence, "grouped", None) is False,
-    "softplus gates": lambda s: any(a.softplus_gate for a in s.attention),
+    "softplus gates": lambda s: any(a.gate and a.gate.softplus for a in s.attention),
     "softplus gates for each column": lambda s: any(
-        a.softplus_gate and not a.head_gate for a in s.attention
+        a.gate and a.gate.softplus and not a.gate.per_head for a in s.attention
     ),
     "token shifts": lambda s: hasattr(s.recurrence, "gate_rank"),
     "decays of channels": lambda s: hasattr(s.recurrence, "low_rank"),

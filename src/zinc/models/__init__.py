@@ -15,6 +15,7 @@ from zinc.core.errors import ModelError, RequestError, UnsupportedError
 from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.models.parts.context import RopeScaling, specs
 from zinc.models.parts.encoder import without_mask
+from zinc.models.parts.errors import damaged, unsupported
 from zinc.models.parts.nextn import (
     NextNBlock,
     check_nextn,
@@ -24,7 +25,6 @@ from zinc.models.parts.nextn import (
 )
 from zinc.models.parts.projection import projection_weights
 from zinc.models.parts.ranking import head_weights, is_reranker
-from zinc.models.parts.refusal import damaged, unsupported
 from zinc.models.parts.selection import keep_hidden, select_early
 from zinc.models.parts.spec import ModelSpec, NextNInput
 from zinc.models.parts.weights import Weights
@@ -176,7 +176,7 @@ def _described(
             raise ValueError("all sequences of the model run with the same frequencies")
         spec = beyond
     if (context or spec.context) <= spec.dense_context:
-        spec = spec.dense()
+        spec = spec.with_dense_attention()
     spec = replace(without_mask(file, spec), ranks=is_reranker(file, arch))
     check_file(file)
     check_nextn(file, spec)

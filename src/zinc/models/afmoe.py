@@ -9,9 +9,10 @@ from math import sqrt
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.moe import experts_from, leading_dense_layers
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import AttentionGate, ModelSpec
 from zinc.ops.moe import SIGMOID
 
 
@@ -19,7 +20,7 @@ def spec(file: GGUFFile) -> ModelSpec:
     m = Metadata(file, "afmoe")
     m.require("expert_weights_scale")
     base = dense_spec(file, "afmoe", neox=True, qk_norm=True)
-    gated = replace(base.attention[0], gated=True, gate_apart=True)
+    gated = replace(base.attention[0], gate=AttentionGate())
     local = replace(gated, window=m.size("attention.sliding_window", MAX_CONTEXT))
     full = replace(gated, rope=None)
     return replace(

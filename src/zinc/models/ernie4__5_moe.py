@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
+from zinc.models.parts.errors import unsupported
 from zinc.models.parts.moe import experts_from, leading_dense_layers
-from zinc.models.parts.refusal import unsupported
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import ModelSpec
 from zinc.ops.moe import SOFTMAX
 
 

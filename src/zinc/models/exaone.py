@@ -2,7 +2,8 @@
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.dense_spec import dense_spec
+from zinc.models.parts.spec import ModelSpec
 
 
 def spec(file: GGUFFile) -> ModelSpec:

@@ -9,9 +9,10 @@ from math import sqrt
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.gemma import query_scale
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import ModelSpec
 from zinc.ops.values import ActivationFn
 
 LAYERS_27B = 46

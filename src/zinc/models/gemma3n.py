@@ -14,13 +14,14 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.altup import AltUp
 from zinc.models.parts.attention import attention
 from zinc.models.parts.decoder import embed, head
+from zinc.models.parts.dense_spec import vocab_size
+from zinc.models.parts.errors import damaged
 from zinc.models.parts.gemma import TokenInputSpec, kv_owners
 from zinc.models.parts.layer import Layer, RopeTables
 from zinc.models.parts.metadata import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Metadata
 from zinc.models.parts.mlp import gated_mlp
-from zinc.models.parts.refusal import damaged
 from zinc.models.parts.rope import rope_from, sliding_rope
-from zinc.models.parts.spec import Attention, vocab_size
+from zinc.models.parts.spec import Attention, QKNorm
 from zinc.models.parts.token_inputs import token_inputs, token_mlp
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
@@ -106,7 +107,7 @@ def attention_layers(file: GGUFFile, m: Metadata, n_layers: int) -> tuple[Attent
             scale=1.0,
             rope=local_rope if slides else full_rope,
             window=window if slides else 0,
-            qk_norm=True,
+            qk_norm=QKNorm(),
             v_norm=True,
             kv_layer=owner,
         )

@@ -8,9 +8,10 @@ from math import sqrt
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.metadata import Metadata
 from zinc.models.parts.rope import sliding_rope
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import ModelSpec
 from zinc.ops.values import ActivationFn
 
 ARCH = "gemma-embedding"

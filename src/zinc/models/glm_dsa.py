@@ -34,4 +34,4 @@ def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
 
 
 def build_draft(g: Graph, spec: ModelSpec, w: Weights, block: NextNBlock) -> None:
-    draft_decoder(g, spec.dense(), w, block, mixer=latent_attention)
+    draft_decoder(g, spec.with_dense_attention(), w, block, mixer=latent_attention)

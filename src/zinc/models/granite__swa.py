@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.scales import scaled
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import ModelSpec
 
 PROBE = {"attention.sliding_window_pattern": [0, 1, 1, 1], "attention.rope_pattern": [1, 1, 1, 0]}
 

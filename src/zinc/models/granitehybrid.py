@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.mamba import mamba2_from, mamba2_or_attention
 from zinc.models.parts.moe import experts_from
 from zinc.models.parts.scales import scaled
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 from zinc.ops.moe import SOFTMAX_CHOSEN

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.mamba1 import WIDE_RANK, mamba1_from, mamba1_or_attention
 from zinc.models.parts.metadata import Metadata
 from zinc.models.parts.mlp import gated_mlp
 from zinc.models.parts.moe import expert_mlp, experts_from
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 from zinc.ops.moe import SOFTMAX

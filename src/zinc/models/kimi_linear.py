@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
-from zinc.models.parts.kda import kimi_delta_from, kimi_delta_mixer
+from zinc.models.parts.dense_spec import dense_spec
+from zinc.models.parts.kda import kimi_delta_from, kimi_delta_or_attention
 from zinc.models.parts.latent import latent_from
 from zinc.models.parts.moe import experts_from, leading_dense_layers
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 
@@ -29,4 +30,4 @@ def spec(file: GGUFFile) -> ModelSpec:
 
 
 def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
-    decoder(g, spec, w, mixer=kimi_delta_mixer)
+    decoder(g, spec, w, mixer=kimi_delta_or_attention)

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.metadata import MAX_CONTEXT, MAX_WIDTH, Metadata
 from zinc.models.parts.moe import experts_from, leading_dense_layers
 from zinc.models.parts.rope import sliding_rope
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import AttentionGate, ModelSpec
 from zinc.ops.moe import SIGMOID
 
 
@@ -22,7 +23,7 @@ def spec(file: GGUFFile) -> ModelSpec:
     window, n_layers = m.optional_size("attention.sliding_window", MAX_CONTEXT), base.n_layers
     slides = m.sliding_layers(n_layers, period=4, full_first=True) if window else [False] * n_layers
     gates = file.tensors.get("blk.0.attn_gate.weight")
-    head_gate = gates is None or gates.shape[0] == base.attention[0].n_heads
+    per_head = gates is None or gates.shape[0] == base.attention[0].n_heads
     temperature = m.optional_positive("rope.scaling.yarn_attn_factor")
     attention = []
     for a, is_sliding in zip(base.attention, slides, strict=True):
@@ -32,8 +33,8 @@ def spec(file: GGUFFile) -> ModelSpec:
             rope = sliding_rope(file, "laguna", dims, a.head_dim)
         elif rope is not None and temperature:
             rope = rope.with_temperature(temperature)
-        a = replace(a, rope=rope, window=window if is_sliding else 0, softplus_gate=True)
-        attention.append(replace(a, gated=True, gate_apart=True, head_gate=head_gate))
+        gate = AttentionGate(per_head=per_head, softplus=True)
+        attention.append(replace(a, rope=rope, window=window if is_sliding else 0, gate=gate))
     return replace(
         base,
         attention=tuple(attention),

@@ -2,7 +2,7 @@
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
-from zinc.models.parts.short_conv import short_conv_mixer, short_conv_spec
+from zinc.models.parts.short_conv import short_conv_or_attention, short_conv_spec
 from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
@@ -13,4 +13,4 @@ def spec(file: GGUFFile) -> ModelSpec:
 
 
 def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
-    decoder(g, spec, w, mixer=short_conv_mixer)
+    decoder(g, spec, w, mixer=short_conv_or_attention)

@@ -5,7 +5,8 @@ RoPE pairs adjacent dimensions (2i, 2i + 1); converters permute the rows of q an
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.dense_spec import dense_spec
+from zinc.models.parts.spec import ModelSpec
 
 
 def spec(file: GGUFFile) -> ModelSpec:

@@ -9,11 +9,12 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
+from zinc.models.parts.errors import unsupported
 from zinc.models.parts.metadata import MAX_CONTEXT, MAX_LAYERS, Metadata
 from zinc.models.parts.moe import experts_from
-from zinc.models.parts.refusal import unsupported
 from zinc.models.parts.rope import Rope
-from zinc.models.parts.spec import Attention, ModelSpec, dense_spec
+from zinc.models.parts.spec import Attention, ModelSpec, QKNorm
 from zinc.ops.moe import SIGMOID
 
 PROBE = {"expert_used_count": 1, "interleave_moe_layer_step": 2}
@@ -32,10 +33,10 @@ def spec(file: GGUFFile) -> ModelSpec:
     chunk = m.size("attention.sliding_window", MAX_CONTEXT, default=CHUNK)
     steps = m.size("attention.temperature_length", MAX_CONTEXT, default=CHUNK)
     growth = m.positive("attention.temperature_scale", default=GROWTH)
-    has_norm = experts.count != WITHOUT_NORM
+    norm = None if experts.count == WITHOUT_NORM else QKNorm(weighted=False)
 
     def near(a: Attention) -> Attention:
-        return replace(a, window=chunk, chunked=True, qk_norm=has_norm, plain_norm=True)
+        return replace(a, window=chunk, chunked=True, qk_norm=norm)
 
     def far(a: Attention) -> Attention:
         grown = Rope(0, 1.0, neox=False, original_context=steps, log_scale=growth, offset=1)

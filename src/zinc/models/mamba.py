@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import attentionless_spec
 from zinc.models.parts.mamba1 import WIDE_RANK, mamba1, mamba1_from
-from zinc.models.parts.spec import ModelSpec, attentionless_spec
+from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.moe import experts_from, leading_dense_layers
 from zinc.models.parts.nextn import sliding_draft_decoder
 from zinc.models.parts.rope import sliding_rope
-from zinc.models.parts.spec import ModelSpec, NextNInput, dense_spec
+from zinc.models.parts.spec import ModelSpec, NextNInput
 from zinc.ops.moe import SIGMOID
 
 

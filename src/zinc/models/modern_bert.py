@@ -12,10 +12,10 @@ from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.attention import attention
 from zinc.models.parts.decoder import head
 from zinc.models.parts.encoder import embed, encoder_spec
+from zinc.models.parts.errors import unsupported
 from zinc.models.parts.layer import Layer, RopeTables
 from zinc.models.parts.metadata import Metadata
 from zinc.models.parts.mlp import mlp
-from zinc.models.parts.refusal import unsupported
 from zinc.models.parts.rope import sliding_rope
 from zinc.models.parts.spec import ModelSpec, Norm
 from zinc.models.parts.weights import Weights

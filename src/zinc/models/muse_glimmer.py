@@ -8,14 +8,15 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import AttentionGate, ModelSpec
 
 
 def spec(file: GGUFFile) -> ModelSpec:
     m = Metadata(file, "muse-glimmer")
     base = dense_spec(file, "muse-glimmer", neox=False, qk_norm=True)
-    gated = replace(base.attention[0], gated=True, gate_apart=True)
+    gated = replace(base.attention[0], gate=AttentionGate())
     local = replace(gated, window=m.size("attention.sliding_window", MAX_CONTEXT))
     full = replace(gated, rope=None)
     return replace(

@@ -2,7 +2,7 @@
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
-from zinc.models.parts.lone import LAYER_KINDS, lone_part, lone_spec
+from zinc.models.parts.nemotron import LAYER_KINDS, nemotron_mixer, nemotron_spec
 from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
@@ -11,8 +11,8 @@ PROBE = LAYER_KINDS
 
 
 def spec(file: GGUFFile) -> ModelSpec:
-    return lone_spec(file, "nemotron_h")
+    return nemotron_spec(file, "nemotron_h")
 
 
 def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
-    decoder(g, spec, w, mixer=lone_part, mlp=None)
+    decoder(g, spec, w, mixer=nemotron_mixer, mlp=None)

@@ -7,15 +7,16 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.rope import sliding_rope
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import ModelSpec, QKNorm
 
 
 def spec(file: GGUFFile) -> ModelSpec:
     m = Metadata(file, "olmo2")
-    base = dense_spec(file, "olmo2", neox=True, qk_norm=True)
-    full = replace(base.attention[0], joint_norm=True)
+    base = dense_spec(file, "olmo2", neox=True, qk_norm=QKNorm(joint=True))
+    full = base.attention[0]
     attention = [full] * base.n_layers
     if window := m.optional_size("attention.sliding_window", MAX_CONTEXT):
         assert full.rope is not None

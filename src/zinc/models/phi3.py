@@ -6,8 +6,9 @@ of frequency divisors.
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import ModelSpec
 
 
 def spec(file: GGUFFile) -> ModelSpec:

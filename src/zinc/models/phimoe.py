@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.moe import experts_from
 from zinc.models.parts.rope import Rope
-from zinc.models.parts.spec import ModelSpec, Norm, dense_spec
+from zinc.models.parts.spec import ModelSpec, Norm
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 from zinc.ops.moe import SPARSE_MIXER

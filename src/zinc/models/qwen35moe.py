@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
-from zinc.models.parts.delta_net import hybrid_mixer, hybrid_spec
+from zinc.models.parts.delta_net import delta_net_or_attention, delta_net_spec
 from zinc.models.parts.moe import experts_from
 from zinc.models.parts.nextn import draft_decoder
 from zinc.models.parts.spec import ModelSpec
@@ -18,11 +18,11 @@ from zinc.ops.moe import SOFTMAX
 
 def spec(file: GGUFFile) -> ModelSpec:
     experts = experts_from(file, "qwen35moe", scoring=SOFTMAX, renormalise=True, shared_gate=True)
-    return replace(hybrid_spec(file, "qwen35moe"), experts=experts)
+    return replace(delta_net_spec(file, "qwen35moe"), experts=experts)
 
 
 def build(g: Graph, spec: ModelSpec, w: Weights) -> None:
-    decoder(g, spec, w, mixer=hybrid_mixer)
+    decoder(g, spec, w, mixer=delta_net_or_attention)
 
 
 build_draft = draft_decoder

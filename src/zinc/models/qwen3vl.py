@@ -6,8 +6,9 @@ they are equal, so it is plain RoPE, though the dimensions of the sections alter
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.metadata import Metadata
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import ModelSpec
 
 
 def spec(file: GGUFFile) -> ModelSpec:

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import embed, head, layers
+from zinc.models.parts.dense_spec import attentionless_spec
 from zinc.models.parts.layer import normalise
 from zinc.models.parts.metadata import Metadata
 from zinc.models.parts.rwkv import TimeMix, channel_mix, rwkv7_from
-from zinc.models.parts.spec import ModelSpec, Norm, attentionless_spec
+from zinc.models.parts.spec import ModelSpec, Norm
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
-from zinc.models.parts.spec import ModelSpec, Norm, dense_spec
+from zinc.models.parts.dense_spec import dense_spec
+from zinc.models.parts.spec import ModelSpec, Norm
 from zinc.models.parts.weights import in_layers
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
-from zinc.models.parts.spec import ModelSpec, Norm, dense_spec
+from zinc.models.parts.spec import ModelSpec, Norm
 from zinc.ops.values import ActivationFn
 
 WINDOW = 4096

@@ -10,11 +10,12 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.decoder import decoder
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.moe import experts_from, leading_dense_layers
 from zinc.models.parts.nextn import NextNBlock, draft_decoder
 from zinc.models.parts.rope import sliding_rope
-from zinc.models.parts.spec import ModelSpec, NextNInput, dense_spec
+from zinc.models.parts.spec import AttentionGate, ModelSpec, NextNInput
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 from zinc.ops.moe import SIGMOID
@@ -33,8 +34,8 @@ def spec(file: GGUFFile) -> ModelSpec:
         rope = a.rope.first_half()
         if slides:
             rope = sliding_rope(file, ARCH, a.rope.dims, a.head_dim, a.rope.base)
-        a = replace(a, rope=rope, window=window if slides else 0)
-        attention.append(replace(a, gated=True, gate_apart=True, head_gate=True))
+        gate = AttentionGate(per_head=True)
+        attention.append(replace(a, rope=rope, window=window if slides else 0, gate=gate))
     experts = experts_from(file, ARCH, scoring=SIGMOID)
     return replace(
         base,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.rope import Rope
-from zinc.models.parts.spec import Norm
+from zinc.models.parts.spec import Norm, QKNorm
 from zinc.ops.values import Constant, KVState, Value
 
 
@@ -16,13 +16,7 @@ def attention(layer: Layer, x: Value) -> Value:
     g, spec, w, a = layer.g, layer.spec, layer.w, layer.attention
     # All layers of an encoder share one cache, because no step reads keys of another step.
     cache_name = layer.name if spec.causal else "text"
-    gate: Value | None = None
-    if a.gated and not a.gate_apart:
-        q, gate = _gated_query(layer, x)
-    else:
-        q = _projection(layer, x, "attn_q")
-        if a.gated:
-            gate = layer.linear(x, "attn_gate", a.n_heads * (1 if a.head_gate else a.head_dim_v))
+    q, gate = _query_and_gate(layer, x)
     if a.kv_layer is None:
         k = _projection(layer, x, "attn_k")
         v = k if a.k_is_v else _projection(layer, x, "attn_v")
@@ -54,8 +48,8 @@ def attention(layer: Layer, x: Value) -> Value:
     )
     if a.v_scale != 1.0:  # the output is a mean of the values, and shorter than all of them
         o = g.scale(o, a.v_scale)
-    if gate is not None:
-        o = g.gate(o, gate, softplus=a.softplus_gate)
+    if a.gate is not None and gate is not None:
+        o = g.gate(o, gate, softplus=a.gate.softplus)
     return layer.linear(o, "attn_output", spec.hidden, a.n_heads * a.head_dim_v)
 
 
@@ -77,30 +71,30 @@ def _prepared(layer: Layer, x: Value, norm: str, rope: Rope | None) -> Value:
     norm: name of the weight.
     """
     a = layer.attention
-    if a.qk_norm and not a.late_norm:
-        x = _normalised(layer, x, norm)
+    if a.qk_norm is not None and not a.qk_norm.after_rope:
+        x = _normalised(layer, a.qk_norm, x, norm)
     if rope is not None:
         table = layer.ropes.get(layer.g, rope)
         x = layer.g.rope(x, table, head_dim=a.head_dim, neox=rope.neox)
-    return _normalised(layer, x, norm) if a.qk_norm and a.late_norm else x
+    if a.qk_norm is not None and a.qk_norm.after_rope:
+        x = _normalised(layer, a.qk_norm, x, norm)
+    return x
 
 
-def _normalised(layer: Layer, x: Value, name: str) -> Value:
-    """Return the norm of each head of x, or of each row if the layer normalises heads jointly.
+def _normalised(layer: Layer, norm: QKNorm, x: Value, name: str) -> Value:
+    """Return queries or keys x after their norm.
 
     The weight `name` of an RMS norm has an element for each normalised column, that of a layer norm
     for each column of the row, [heads, head_dim].
     """
+    g, eps, head_dim = layer.g, layer.spec.eps, layer.attention.head_dim
     if layer.spec.norm is not Norm.RMS:
-        head_dim = layer.attention.head_dim
         weight = layer.w.flat(name, (x.cols // head_dim, head_dim))
-        return layer.g.layer_norm(x, weight, None, eps=layer.spec.eps, group=head_dim)
-    a = layer.attention
-    group = x.cols if a.joint_norm else a.head_dim
-    if a.plain_norm:
-        ones = Constant(f"ones_{group}", (1.0,) * group)
-        return layer.g.rms_norm(x, ones, eps=layer.spec.eps, group=group)
-    return layer.g.rms_norm(x, layer.w.vector(name, group), eps=layer.spec.eps, group=group)
+        return g.layer_norm(x, weight, None, eps=eps, group=head_dim)
+    group = x.cols if norm.joint else head_dim
+    if not norm.weighted:
+        return g.rms_norm(x, Constant(f"ones_{group}", (1.0,) * group), eps=eps, group=group)
+    return g.rms_norm(x, layer.w.vector(name, group), eps=eps, group=group)
 
 
 def _projection(layer: Layer, x: Value, name: str) -> Value:
@@ -123,12 +117,18 @@ def _projection(layer: Layer, x: Value, name: str) -> Value:
     return g.linear(x, weight, w.bias_part("attn_qkv", total, first, n))
 
 
-def _gated_query(layer: Layer, x: Value) -> tuple[Value, Value]:
-    """Return queries and gates, each [tokens, heads * head_dim].
+def _query_and_gate(layer: Layer, x: Value) -> tuple[Value, Value | None]:
+    """Return queries [tokens, heads * head_dim], and the gates of the output if there are any.
 
-    For each head, attn_q holds the rows of the query and then those of the gate.
+    Gates are [tokens, heads * head_dim_v], or [tokens, heads] if heads have one each.
     """
     g, w, a = layer.g, layer.w, layer.attention
+    if a.gate is None or not a.gate.in_query:
+        q = _projection(layer, x, "attn_q")
+        if a.gate is None:
+            return q, None
+        return q, layer.linear(x, "attn_gate", a.n_heads * (1 if a.gate.per_head else a.head_dim_v))
+    # For each head, attn_q holds the rows of the query and then those of the gate.
     shape = (2 * a.q_cols, layer.spec.hidden)
     starts = range(0, 2 * a.q_cols, 2 * a.head_dim)
     query = tuple(row for start in starts for row in range(start, start + a.head_dim))

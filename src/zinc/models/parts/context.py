@@ -63,17 +63,17 @@ def specs(
     read: Callable[[GGUFFile], ModelSpec],
     file: GGUFFile,
     arch: str,
-    asked: RopeScaling | None = None,
+    requested: RopeScaling | None = None,
     context: int | None = None,
 ) -> tuple[ModelSpec, ModelSpec | None]:
     """Return the spec for sequences up to its `plain_context`, and that for longer ones.
 
     The second is None if all sequences run with the same frequencies. read: `spec` of the
-    architecture. asked: scaling requested by the user. context: length of the longest sequence
-    that is requested. Raises RequestError or UnsupportedError if the request is impossible.
+    architecture. requested: the user's scaling. context: length of the longest sequence that
+    is requested. Raises RequestError or UnsupportedError if the request is impossible.
     """
     plain, extended = _of_file(read, file, arch)
-    if asked is None or asked == RopeScaling():
+    if requested is None or requested == RopeScaling():
         return plain, extended
     if not plain.ropes():
         raise UnsupportedError(
@@ -81,7 +81,7 @@ def specs(
             "the model has none",
             "leave out the option",
         )
-    if asked.type == "none":
+    if requested.type == "none":
         originals = [r.original_context for r in plain.ropes() if _is_scaled(r)]
         until = min([plain.plain_context or plain.context, *originals])
         spec = read(file.with_metadata(_keys(arch, "none")))
@@ -92,14 +92,14 @@ def specs(
             "the file has its own frequencies for long contexts (LongRoPE)",
             "leave out the option",
         )
-    scaled = _scaled(read, file, arch, asked, context, plain)
+    scaled = _scaled(read, file, arch, requested, context, plain)
     if scaled is None:
         return plain, extended
-    if asked.always or scaled.ropes() == plain.ropes():
+    if requested.always or scaled.ropes() == plain.ropes():
         return scaled, None
     until = plain.plain_context or plain.context
-    if asked.original_context and not any(_is_scaled(rope) for rope in plain.ropes()):
-        until = asked.original_context
+    if requested.original_context and not any(_is_scaled(rope) for rope in plain.ropes()):
+        until = requested.original_context
     if until >= scaled.context:
         raise RequestError(
             f"the context would be {scaled.context:,} tokens with this scaling",
@@ -130,15 +130,15 @@ def _scaled(
     read: Callable[[GGUFFile], ModelSpec],
     file: GGUFFile,
     arch: str,
-    asked: RopeScaling,
+    requested: RopeScaling,
     context: int | None,
     plain: ModelSpec,
 ) -> ModelSpec | None:
     """Return the spec with the requested scaling, or None if the context needs none."""
     stated = next((rope for rope in read(file).ropes() if _is_scaled(rope)), None)
-    type = asked.type or (stated.scaling if stated else "yarn")
-    original = asked.original_context or (stated.original_context if stated else plain.context)
-    factor = asked.factor or (stated.factor if stated and stated.scaling == type else None)
+    type = requested.type or (stated.scaling if stated else "yarn")
+    original = requested.original_context or (stated.original_context if stated else plain.context)
+    factor = requested.factor or (stated.factor if stated and stated.scaling == type else None)
     if factor is None:
         if context is None:
             raise RequestError(
@@ -146,7 +146,7 @@ def _scaled(
                 f"{file.path} states no scaling factor",
                 "give a factor with {rope_scale}, or a number of tokens with {context}",
             )
-        if context <= original and not asked.always:
+        if context <= original and not requested.always:
             return None
         factor = context / original
     if not 1.0 < factor <= MAX_FACTOR:

@@ -8,19 +8,31 @@ and qwen3_5) and the tensors that llama.cpp's converter writes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.attention import attention
+from zinc.models.parts.dense_spec import dense_spec
+from zinc.models.parts.errors import damaged
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_HEADS, MAX_WIDTH, Metadata
-from zinc.models.parts.refusal import damaged
-from zinc.models.parts.spec import DeltaNet, ModelSpec, dense_spec
+from zinc.models.parts.spec import AttentionGate, ModelSpec, Recurrence
 from zinc.ops.recurrent import DeltaShape
 from zinc.ops.values import RecurrentState, Value, Weight
 
 
-def hybrid_spec(file: GGUFFile, arch: str, *, grouped: bool = False) -> ModelSpec:
+@dataclass(frozen=True, slots=True)
+class DeltaNet(Recurrence):
+    """Layers of Gated DeltaNet.
+
+    grouped: the value heads of a key head are neighbours (else they are `n_k_heads` apart).
+    """
+
+    shape: DeltaShape
+    grouped: bool
+
+
+def delta_net_spec(file: GGUFFile, arch: str, *, grouped: bool = False) -> ModelSpec:
     """Return the spec of a hybrid, without experts.
 
     grouped: the value heads of a key head are neighbours (else they are n_k_heads apart). Raises
@@ -43,7 +55,7 @@ def hybrid_spec(file: GGUFFile, arch: str, *, grouped: bool = False) -> ModelSpe
     )
     return replace(
         base,
-        attention=(replace(base.attention[0], gated=True),) * base.n_layers,
+        attention=(replace(base.attention[0], gate=AttentionGate(in_query=True)),) * base.n_layers,
         mlp_norm="post_attention_norm",
         recurrence=DeltaNet(
             layers=m.recurrent_layers(base.n_layers, interval=4),
@@ -54,7 +66,7 @@ def hybrid_spec(file: GGUFFile, arch: str, *, grouped: bool = False) -> ModelSpe
     )
 
 
-def hybrid_mixer(layer: Layer, x: Value) -> Value:
+def delta_net_or_attention(layer: Layer, x: Value) -> Value:
     """Return the output of the layer's mixer, Gated DeltaNet or attention, for normalised rows x.
 
     Rows are [tokens, hidden].

@@ -13,11 +13,12 @@ from dataclasses import replace
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.attention import attention
 from zinc.models.parts.decoder import Mlp
+from zinc.models.parts.dense_spec import dense_spec
+from zinc.models.parts.errors import unsupported
 from zinc.models.parts.layer import Layer, RopeTables, normalise
 from zinc.models.parts.metadata import MAX_VOCAB, Metadata
 from zinc.models.parts.mlp import mlp as default_mlp
-from zinc.models.parts.refusal import unsupported
-from zinc.models.parts.spec import Attention, ModelSpec, Norm, dense_spec
+from zinc.models.parts.spec import Attention, ModelSpec, Norm
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph
 from zinc.ops.values import Value

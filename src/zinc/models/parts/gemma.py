@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.errors import damaged
 from zinc.models.parts.metadata import Metadata
-from zinc.models.parts.refusal import damaged
 from zinc.models.parts.spec import ModelSpec
 
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zinc.formats.gguf import GGUFArray, GGUFFile
+from zinc.models.parts.errors import damaged
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_HEADS, MAX_WIDTH, Metadata
-from zinc.models.parts.refusal import damaged
 from zinc.ops.values import KVState, Value, Weight
 
 KEY_NORM_EPS = 1e-6  # of the norm of index keys, which files do not state

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.errors import damaged
 from zinc.models.parts.latent import latent_attention
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_HEADS, MAX_WIDTH, Metadata
-from zinc.models.parts.refusal import damaged
 from zinc.models.parts.spec import Recurrence
 from zinc.ops.recurrent import DeltaShape
 from zinc.ops.values import RecurrentState, Value
@@ -54,7 +54,7 @@ def kimi_delta_from(file: GGUFFile, arch: str, n_layers: int, *, low_rank: bool)
     )
 
 
-def kimi_delta_mixer(layer: Layer, x: Value) -> Value:
+def kimi_delta_or_attention(layer: Layer, x: Value) -> Value:
     """Return the output of the layer's mixer, KDA or latent attention, for rows x.
 
     Rows are [tokens, hidden] and normalised.

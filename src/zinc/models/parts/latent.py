@@ -16,10 +16,10 @@ import math
 from dataclasses import dataclass, replace
 
 from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.errors import damaged, unsupported
 from zinc.models.parts.indexer import Indexer, selected_keys
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_CONTEXT, MAX_HEADS, MAX_WIDTH, Metadata
-from zinc.models.parts.refusal import damaged, unsupported
 from zinc.models.parts.rope import Rope, rope_from
 from zinc.models.parts.spec import Attention
 from zinc.models.parts.weights import Weights
@@ -31,9 +31,9 @@ class LatentAttention(Attention):
     """Sizes of latent attention; a query head is [nope | rotary], a value `v_dim` wide.
 
     The fields of the base class describe the cache: one KV head of [rotary | latent]. Without a
-    RoPE, the rotary part is not rotated. `q_rank` is the rank of the query projection, 0 if queries
-    come straight from the hidden rows. If `gated`, attn_gate makes one gate for each head. index:
-    the indexer that selects the `top_k` positions of a query, if there is one.
+    RoPE, the rotary part is not rotated. A gate is one number for each head. q_rank: rank of the
+    query projection, 0 if queries come straight from the hidden rows. index: the indexer that
+    selects the `top_k` positions of a query, if there is one.
     """
 
     q_rank: int
@@ -143,7 +143,7 @@ def latent_attention(layer: Layer, x: Value) -> Value:
     keys = selected_keys(layer, a.index, compressed, x) if a.index else None
     mixed = g.attention(q, state, scale=a.scale, keys=keys)
     o = g.head_linear(mixed, w_value, a.n_heads)
-    if a.gated:
+    if a.gate is not None:
         o = g.gate(o, g.linear(x, w.matrix("attn_gate", a.n_heads, spec.hidden)))
     return g.linear(o, w.matrix("attn_output", spec.hidden, a.n_heads * a.v_dim))
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.indexer import indexers_from
 from zinc.models.parts.latent import LatentAttention, latent_from
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
 from zinc.models.parts.moe import experts_from, leading_dense_layers
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import ModelSpec
 
 
 def latent_spec(file: GGUFFile, arch: str, *, scoring: int | None = None) -> ModelSpec:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.attention import attention
+from zinc.models.parts.errors import damaged
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_HEADS, MAX_WIDTH, Metadata
-from zinc.models.parts.refusal import damaged
 from zinc.models.parts.spec import Recurrence
 from zinc.ops.recurrent import DeltaShape
 from zinc.ops.values import ActivationFn, RecurrentState, Value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zinc.formats.gguf import GGUFArray, GGUFFile
-from zinc.models.parts.refusal import damaged, missing_key
+from zinc.models.parts.errors import damaged, missing_key
 
 # Larger than any published model: a size beyond is a sign of a damaged file.
 MAX_LAYERS, MAX_HEADS, MAX_WIDTH, MAX_VOCAB = 1024, 1024, 1 << 20, 1 << 22

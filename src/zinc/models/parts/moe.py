@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import takewhile
 
 from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.errors import damaged, incomplete, unsupported
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_LAYERS, MAX_WIDTH, Metadata
-from zinc.models.parts.refusal import damaged, incomplete, unsupported
 from zinc.models.parts.spec import Experts
 from zinc.ops.moe import SIGMOID, SOFTMAX, SOFTMAX_CHOSEN
 from zinc.ops.values import Value, Weight

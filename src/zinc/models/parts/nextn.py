@@ -1,7 +1,7 @@
 """NextN blocks (multi-token prediction), which follow the layers of a model in its file.
 
-They predict further tokens for speculation (DeepSeek-AI 2024, arXiv:2412.19437, 2.2). The block
-reads a token and the hidden row of the position before it, and its logits are of the next token:
+They predict further tokens for speculation (DeepSeek-AI 2024, arXiv:2412.19437, 2.2). A block reads
+a token and the hidden row of the position before it, and its logits are those of the next token:
 
     x = eh_proj [enorm(embedding of token p) | hnorm(h[p - 1])]
     x = one layer of the model, with keys and values of its own
@@ -17,9 +17,8 @@ at position p reads token p and (`ModelSpec.nextn_input`)
     PREVIOUS   the row of block d - 1 at position p - 1
     MODEL      the model's row of position p - 1 - d
 
-The model's graph never reads the block. In some
-files it is missing although the metadata counts it. It may lie in a file of its own, whose metadata
-counts the layers of the model too.
+The model's graph never reads the blocks. In some files they are missing although the metadata
+counts them. They may lie in a file of their own, whose metadata counts the layers of the model too.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from zinc.formats.gguf import GGUFArray, GGUFFile, MetadataValue, Tensor
 from zinc.models.parts.attention import attention
 from zinc.models.parts.decoder import Mixer, project
 from zinc.models.parts.decoder import block as decoder_block
+from zinc.models.parts.errors import damaged, incomplete, unsupported
 from zinc.models.parts.layer import Layer, RopeTables
 from zinc.models.parts.mlp import mlp
-from zinc.models.parts.refusal import damaged, incomplete, unsupported
 from zinc.models.parts.selection import keep_hidden, select_early
 from zinc.models.parts.spec import ModelSpec, NextNInput
 from zinc.models.parts.weights import Weights, block_of
@@ -186,15 +185,8 @@ def draft_decoder(
     layer = Layer(g, own, index, w.layer(index), RopeTables())
     _require(layer.w)
     hidden = spec.hidden
-
-    def first(own: str, *shared: str) -> tuple[Weights, str]:
-        """Return weights and name of a tensor: the block's own, else the first of `shared`."""
-        if layer.w.has(own):
-            return layer.w, own
-        return w, next((name for name in shared[:-1] if w.has(name)), shared[-1])
-
     g.at("embed")
-    table, name = first("nextn.embed_tokens", "token_embd")
+    table, name = _own_or_shared(layer.w, "nextn.embed_tokens", w, "token_embd")
     e = g.embed(table.matrix(name, spec.vocab, hidden), scale=spec.embed_scale)
     g.at(layer.name)
     before = layer.norm(g.given_rows(hidden), "nextn.hnorm")
@@ -206,11 +198,11 @@ def draft_decoder(
     x = decoder_block(layer, x, mixer=mixer, mlp=mlp if has_mlp else None)
     g.at("head")
     final = "layer_output_norm" if layer.w.has("layer_output_norm") else "nextn.shared_head_norm"
-    norm, name = first(final, "output_norm")
+    norm, name = _own_or_shared(layer.w, final, w, "output_norm")
     selected = g.select_rows(x)
     normed = g.rms_norm(selected, norm.vector(name, hidden), eps=spec.eps)
     g.hidden = selected if spec.raw_nextn else normed
-    head, name = first("nextn.shared_head_head", "output", "token_embd")
+    head, name = _own_or_shared(layer.w, "nextn.shared_head_head", w, "output", "token_embd")
     project(g, spec, head, name, normed, block.tokens)
     if block.feeds_next:
         keep_hidden(g, raw=spec.raw_nextn)
@@ -219,6 +211,19 @@ def draft_decoder(
             g.hidden = None
         select_early(g)
     w.check_block(index)
+
+
+def _own_or_shared(
+    own: Weights, name: str, shared: Weights, *shared_names: str
+) -> tuple[Weights, str]:
+    """Return the weights and the name of a tensor of a block, or of the model if it lacks it.
+
+    name: in the block's `own` weights. shared_names: in the model's; the first that exists, else
+    the last.
+    """
+    if own.has(name):
+        return own, name
+    return shared, next((x for x in shared_names[:-1] if shared.has(x)), shared_names[-1])
 
 
 def sliding_draft_decoder(g: Graph, spec: ModelSpec, w: Weights, block: NextNBlock) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zinc.formats.gguf import GGUFFile
-from zinc.models.parts.refusal import incomplete
+from zinc.models.parts.errors import incomplete
 from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
 from zinc.ops.values import FloatArray, Weight

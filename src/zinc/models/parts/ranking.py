@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zinc.formats.gguf import GGUFFile
-from zinc.models.parts.refusal import incomplete, unsupported
+from zinc.models.parts.errors import incomplete, unsupported
 from zinc.models.parts.spec import ModelSpec
 from zinc.models.parts.weights import Weights
 from zinc.ops.values import FloatArray, Weight

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from zinc.formats.gguf import GGUFFile
-from zinc.models.parts.refusal import damaged, incomplete, missing_key, unsupported
+from zinc.models.parts.errors import damaged, incomplete, missing_key, unsupported
 from zinc.ops.values import Constant
 
 
@@ -129,16 +129,7 @@ def rope_from(
     scaling, factor = _scaling(file, arch)
     if scaling == "longrope" and long is not None:
         scaling = "none"
-    if scaling not in ("none", "linear", "yarn"):
-        raise unsupported(
-            file,
-            f"its RoPE scaling type is {scaling!r}, and zinc knows none, linear and yarn",
-            "use another conversion of the model",
-        )
-    needed = {"yarn": ("original_context_length",)}.get(scaling, ())
-    for key in needed if long is None else ("attn_factor", "original_context_length"):
-        if f"{arch}.rope.scaling.{key}" not in file.metadata:
-            raise missing_key(file, f"{arch}.rope.scaling.{key}")
+    _check_scaling(file, arch, scaling, is_long=long is not None)
     original_context = file.int(
         f"{arch}.rope.scaling.original_context_length",
         default=file.int(f"{arch}.context_length", default=4096),
@@ -146,11 +137,6 @@ def rope_from(
     check_range(file, f"{arch}.rope.freq_base", base, 1.5)
     check_range(file, f"{arch}.rope.scaling.factor", factor, 1e-6)
     check_range(file, f"{arch}.rope.scaling.original_context_length", original_context)
-
-    def number(name: str, default: float) -> float:
-        key = f"{arch}.rope.scaling.{name}"
-        return check_range(file, key, file.float(key, default=default), 1e-6)
-
     return Rope(
         dims=dims,
         base=base,
@@ -158,9 +144,9 @@ def rope_from(
         scaling=scaling if factor != 1.0 else "none",
         factor=factor,
         original_context=original_context,
-        attention_factor=number("attn_factor", 1.0),
-        beta_fast=number("yarn_beta_fast", 32.0),
-        beta_slow=number("yarn_beta_slow", 1.0),
+        attention_factor=_scaling_number(file, arch, "attn_factor", 1.0),
+        beta_fast=_scaling_number(file, arch, "yarn_beta_fast", 32.0),
+        beta_slow=_scaling_number(file, arch, "yarn_beta_slow", 1.0),
         divisors=freqs if short is None else short,
         long_divisors=long,
     )
@@ -182,6 +168,29 @@ def _scaling(file: GGUFFile, arch: str) -> tuple[str, float]:
     if type in ("linear", "yarn") and factor is None:
         raise missing_key(file, f"{arch}.rope.scaling.factor")
     return type, (1.0 if type == "none" else factor) or 1.0
+
+
+def _check_scaling(file: GGUFFile, arch: str, scaling: str, *, is_long: bool) -> None:
+    """Raise UnsupportedError for an unknown type of scaling, ModelError for keys that it lacks.
+
+    is_long: the file has LongRoPE's divisors for long contexts.
+    """
+    if scaling not in ("none", "linear", "yarn"):
+        raise unsupported(
+            file,
+            f"its RoPE scaling type is {scaling!r}, and zinc knows none, linear and yarn",
+            "use another conversion of the model",
+        )
+    needed = {"yarn": ("original_context_length",)}.get(scaling, ())
+    for key in ("attn_factor", "original_context_length") if is_long else needed:
+        if f"{arch}.rope.scaling.{key}" not in file.metadata:
+            raise missing_key(file, f"{arch}.rope.scaling.{key}")
+
+
+def _scaling_number(file: GGUFFile, arch: str, name: str, default: float) -> float:
+    """Return the number `{arch}.rope.scaling.{name}`. Raises ModelError if it is out of range."""
+    key = f"{arch}.rope.scaling.{name}"
+    return check_range(file, key, file.float(key, default=default), 1e-6)
 
 
 def sliding_rope(

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.attention import attention
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.metadata import MAX_CONTEXT, Metadata
-from zinc.models.parts.spec import ModelSpec, Recurrence, dense_spec
+from zinc.models.parts.spec import ModelSpec, Recurrence
 from zinc.ops.values import ActivationFn, RecurrentState, Value
 
 
@@ -27,7 +28,7 @@ def short_conv_spec(file: GGUFFile, arch: str) -> ModelSpec:
     return spec.with_window(m.optional_size("attention.sliding_window", MAX_CONTEXT))
 
 
-def short_conv_mixer(layer: Layer, x: Value) -> Value:
+def short_conv_or_attention(layer: Layer, x: Value) -> Value:
     """Return the output of the layer's mixer, a convolution or attention, for normalised rows x.
 
     Rows are [tokens, hidden].

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from zinc.core.errors import UnsupportedError
 from zinc.formats.gguf import GGUFFile
-from zinc.models.parts.refusal import damaged, incomplete, unsupported
+from zinc.models.parts.errors import damaged, incomplete, unsupported
 from zinc.ops.values import Weight
 from zinc.quant.blocks import GGMLType
 

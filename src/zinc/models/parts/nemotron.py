@@ -1,19 +1,17 @@
-"""Decoders whose layers have one part each (Nemotron-H).
-
-The part is Mamba-2, attention, or an MLP or experts.
-"""
+"""Nemotron-H: decoders whose layers are each Mamba-2, attention, an MLP or experts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from zinc.formats.gguf import GGUFFile
+from zinc.models.parts.dense_spec import dense_spec
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.mamba import mamba2_from, mamba2_or_attention
 from zinc.models.parts.metadata import Metadata
 from zinc.models.parts.mlp import plain_mlp
 from zinc.models.parts.moe import expert_mlp
-from zinc.models.parts.spec import ModelSpec, dense_spec
+from zinc.models.parts.spec import ModelSpec
 from zinc.ops.values import ActivationFn, Value
 
 # Metadata of four layers: Mamba-2, an MLP, attention and Mamba-2.
@@ -23,7 +21,7 @@ LAYER_KINDS = {
 }
 
 
-def lone_spec(file: GGUFFile, arch: str) -> ModelSpec:
+def nemotron_spec(file: GGUFFile, arch: str) -> ModelSpec:
     """Return the spec of a decoder without RoPE whose MLPs are relu^2 without a gate.
 
     A layer with an MLP width is an MLP, one with KV heads is attention, and others are Mamba-2.
@@ -42,8 +40,8 @@ def lone_spec(file: GGUFFile, arch: str) -> ModelSpec:
     )
 
 
-def lone_part(layer: Layer, x: Value) -> Value:
-    """Return the output [tokens, hidden] of the layer's only part for normalised rows x."""
+def nemotron_mixer(layer: Layer, x: Value) -> Value:
+    """Return the output [tokens, hidden] of the layer, of any kind, for normalised rows x."""
     spec = layer.spec
     if spec.mlp_layers[layer.index]:
         if spec.experts is not None:
