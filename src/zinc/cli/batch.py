@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zinc.server.app import Application
     from zinc.server.batch.journal import Journal
     from zinc.server.batch.run import BatchRun, Counts
-    from zinc.server.runtime.loaded_model import LoadedModel
+    from zinc.server.runtime.served_model import ServedModel
 
 _INTERRUPTED = 130
 _LOAD_END_S = 1.0
@@ -200,7 +200,7 @@ async def _run(
         return batch.counts
 
 
-def _in_flight(model: LoadedModel) -> int:
+def _in_flight(model: ServedModel) -> int:
     return model.llm.engine.max_sequences
 
 

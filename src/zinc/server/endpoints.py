@@ -28,7 +28,7 @@ from zinc.server.apis.openai.responses import endpoints as responses
 from zinc.server.apis.openai.responses.fields import ResponseFields
 from zinc.server.apis.shared.fields import LoraScale
 from zinc.server.apis.shared.service import Service
-from zinc.server.http.body import Fields
+from zinc.server.http.fields import Fields
 from zinc.server.http.openapi import EVENT_STREAM, NDJSON, Operation
 
 Handler = Callable[[Service, Request], Awaitable[Response]]

@@ -8,8 +8,8 @@ from starlette.responses import Response
 from zinc.server.apis.anthropic import models as anthropic
 from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.errors import ApiError
-from zinc.server.http.body import Fields
 from zinc.server.http.dialect import speaks_anthropic
+from zinc.server.http.fields import Fields
 from zinc.server.http.responses import JSONResponse
 from zinc.server.runtime.entry import State
 from zinc.server.runtime.metrics import CONTENT_TYPE
@@ -45,7 +45,7 @@ async def metrics(service: Service, request: Request) -> Response:
     for name, entry in service.pool.entries.items():
         m.loaded.set(entry.model is not None, name)
         if entry.model is not None:
-            m.describe(name, entry.model.runner.load, entry.model.llm.memory)
+            m.describe(name, entry.model.runner.stats, entry.model.llm.memory)
     headers = {"Process-Start-Time-Unix": str(m.started_unix_s)}  # as llama.cpp's server sends
     return Response(m.render(), headers=headers, media_type=CONTENT_TYPE)
 

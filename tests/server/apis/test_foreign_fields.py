@@ -17,7 +17,7 @@ from serving import LOAD, WEATHER, Running, running
 from zinc.server.apis.shared.foreign_fields import table as foreign_table
 from zinc.server.apis.shared.foreign_fields.table import TABLE
 from zinc.server.endpoints import ENDPOINTS
-from zinc.server.http.body import own_names
+from zinc.server.http.fields import own_names
 
 HELLO = [{"role": "user", "content": "Hello"}]
 SUM = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples has he?"}]

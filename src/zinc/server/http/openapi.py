@@ -14,7 +14,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from zinc import __version__
-from zinc.server.http.body import Fields
+from zinc.server.http.fields import Fields
 
 EVENT_STREAM, NDJSON = "text/event-stream", "application/x-ndjson"  # media types of streams
 _REF = "#/components/schemas/{model}"

@@ -13,8 +13,8 @@ from zinc.engine.load.files import resolve_model
 from zinc.engine.sampling import recommended
 from zinc.formats.gguf import GGUFFile
 from zinc.server.config import ModelSource
-from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.loading import LoadThread
+from zinc.server.runtime.served_model import ServedModel
 
 
 class State(StrEnum):
@@ -42,7 +42,7 @@ class Entry:
         self.failure: ZincError | None = None
         self._broken_version: tuple[int, int] | None = None
         self.progress = (0, 0)
-        self.model: LoadedModel | None = None
+        self.model: ServedModel | None = None
         self.loading: asyncio.Task[None] | None = None
         self.thread: LoadThread | None = None
         self.unloading: asyncio.Task[None] | None = None

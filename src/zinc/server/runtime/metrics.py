@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from zinc.engine.load.memory import MemoryReport
 from zinc.engine.sequence import Timings
-from zinc.server.runtime.runner import Load, Observer
+from zinc.server.runtime.runner import Observer, RunnerStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -179,19 +179,19 @@ class ServerMetrics:
         """The gauges, which have a value only while a model is loaded."""
         return [f for f in self.families if f.kind == "gauge"]
 
-    def describe(self, model: str, load: Load, memory: MemoryReport) -> None:
+    def describe(self, model: str, stats: RunnerStats, memory: MemoryReport) -> None:
         """Set the gauges of a loaded model."""
         for gauge, value in (
-            (self.running, load.running),
-            (self.waiting, load.waiting),
-            (self.steps, load.steps),
-            (self.kv_blocks, load.blocks),
-            (self.kv_blocks_used, load.blocks_used),
-            (self.kv_blocks_cached, load.blocks_cached),
-            (self.cached_bytes, load.cached_bytes),
-            (self.cache_lookups, load.cache_lookups),
-            (self.cache_hits, load.cache_hits),
-            (self.fetched_tokens, load.fetched_tokens),
+            (self.running, stats.running),
+            (self.waiting, stats.waiting),
+            (self.steps, stats.steps),
+            (self.kv_blocks, stats.blocks),
+            (self.kv_blocks_used, stats.blocks_used),
+            (self.kv_blocks_cached, stats.blocks_cached),
+            (self.cached_bytes, stats.cached_bytes),
+            (self.cache_lookups, stats.cache_lookups),
+            (self.cache_hits, stats.cache_hits),
+            (self.fetched_tokens, stats.fetched_tokens),
             (self.kv_bytes, memory.kv_bytes),
             (self.weights_bytes, memory.weights_bytes),
         ):
@@ -202,41 +202,46 @@ class ServerMetrics:
 
         https://github.com/ggml-org/llama.cpp/tree/master/tools/server, "GET /metrics".
         """
+        rows = (
+            ("counter", "prompt_tokens_total", "Processed prompt tokens.", self._processed_tokens),
+            _same("counter", "prompt_tokens_cached_total", self.cached_tokens),
+            _same("counter", "prompt_seconds_total", self.prompt_seconds),
+            _same("counter", "tokens_predicted_total", self.generated_tokens),
+            _same("counter", "tokens_predicted_seconds_total", self.generate_seconds),
+            _same("counter", "n_decode_total", self.steps),
+            _same("counter", "spec_decode_num_draft_tokens_total", self.drafted_tokens),
+            _same("counter", "spec_decode_num_accepted_tokens_total", self.accepted_draft_tokens),
+            ("gauge", "prompt_tokens_seconds", "Prompt tokens per second.", self._prefill_speed),
+            (
+                "gauge",
+                "predicted_tokens_seconds",
+                "Generated tokens per second.",
+                self._decode_speed,
+            ),
+            _same("gauge", "requests_processing", self.running),
+            _same("gauge", "requests_deferred", self.waiting),
+        )
         models = {**self.generated_tokens.known(), **self.running.known()}
-
-        def derived(kind: str, name: str, help: str, of: Callable[[str], float]) -> Family:
-            found = Family(kind, f"llamacpp:{name}", help, ["model"])
+        families = []
+        for kind, name, help, value_of in rows:
+            family = Family(kind, f"llamacpp:{name}", help, ["model"])
             for (model,) in models:
-                found.set(of(model), model)
-            return found
+                family.set(value_of(model), model)
+            families.append(family)
+        return families
 
-        def same(kind: str, name: str, family: Family) -> Family:
-            return derived(kind, name, family.help, family.value)
+    def _processed_tokens(self, model: str) -> float:
+        """Return the prompt tokens of a model that did not come from the prefix cache."""
+        return self.prompt_tokens.value(model) - self.cached_tokens.value(model)
 
-        def run(model: str) -> float:
-            return self.prompt_tokens.value(model) - self.cached_tokens.value(model)
+    def _prefill_speed(self, model: str) -> float:
+        """Return the prompt tokens per second of a model."""
+        return self._processed_tokens(model) / (self.prompt_seconds.value(model) or math.inf)
 
-        def prompt_rate(model: str) -> float:
-            return run(model) / (self.prompt_seconds.value(model) or math.inf)
-
-        def rate(model: str) -> float:
-            tokens = self.generated_tokens.value(model) - self.first_token.count(model)
-            return tokens / (self.generate_seconds.value(model) or math.inf)
-
-        return [
-            derived("counter", "prompt_tokens_total", "Processed prompt tokens.", run),
-            same("counter", "prompt_tokens_cached_total", self.cached_tokens),
-            same("counter", "prompt_seconds_total", self.prompt_seconds),
-            same("counter", "tokens_predicted_total", self.generated_tokens),
-            same("counter", "tokens_predicted_seconds_total", self.generate_seconds),
-            same("counter", "n_decode_total", self.steps),
-            same("counter", "spec_decode_num_draft_tokens_total", self.drafted_tokens),
-            same("counter", "spec_decode_num_accepted_tokens_total", self.accepted_draft_tokens),
-            derived("gauge", "prompt_tokens_seconds", "Prompt tokens per second.", prompt_rate),
-            derived("gauge", "predicted_tokens_seconds", "Generated tokens per second.", rate),
-            same("gauge", "requests_processing", self.running),
-            same("gauge", "requests_deferred", self.waiting),
-        ]
+    def _decode_speed(self, model: str) -> float:
+        """Return the generated tokens per second of a model, without the first of each answer."""
+        tokens = self.generated_tokens.value(model) - self.first_token.count(model)
+        return tokens / (self.generate_seconds.value(model) or math.inf)
 
     def render(self) -> str:
         """Return all metrics in the text format."""
@@ -246,6 +251,11 @@ class ServerMetrics:
             lines.append(f"# TYPE {family.name} {family.kind}")
             lines.extend(family.lines())
         return "\n".join(lines) + "\n"
+
+
+def _same(kind: str, name: str, family: Family) -> tuple[str, str, str, Callable[[str], float]]:
+    """Return kind, name, help text and value by model of a metric with the values of `family`."""
+    return kind, name, family.help, family.value
 
 
 def _braces(names: Sequence[str], values: Sequence[str]) -> str:

@@ -23,9 +23,9 @@ from zinc.llm import LLM
 from zinc.server.config import ModelSource, ServerConfig
 from zinc.server.errors import ApiError, unknown_model
 from zinc.server.runtime.entry import Entry, State
-from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.loading import LoadThread
 from zinc.server.runtime.runner import Observer, Runner
+from zinc.server.runtime.served_model import ServedModel
 
 log = logging.getLogger("zinc.server")
 
@@ -58,7 +58,7 @@ class ModelPool:
         return next(iter(self.entries.values()))
 
     @property
-    def loaded(self) -> list[LoadedModel]:
+    def loaded(self) -> list[ServedModel]:
         """The loaded models."""
         return [e.model for e in self.entries.values() if e.model is not None]
 
@@ -98,7 +98,7 @@ class ModelPool:
             raise unknown_model(name, self.entries) from None
 
     @asynccontextmanager
-    async def use(self, name: str | None) -> AsyncIterator[LoadedModel]:
+    async def use(self, name: str | None) -> AsyncIterator[ServedModel]:
         """Borrow a model; load it first if it is not loaded.
 
         Raises ApiError: 404 for an unknown name, 503 while the server loads its first model
@@ -260,7 +260,7 @@ class ModelPool:
             bar.close()
         entry.thread = None
         runner = Runner(llm, self.config.max_waiting, self._observer(entry.source.name))
-        entry.model = LoadedModel(entry.source.name, llm, runner)
+        entry.model = ServedModel(entry.source.name, llm, runner)
         entry.state = State.LOADED
         entry.needed_bytes = llm.memory.total_bytes
         entry.last_used = time.monotonic()
@@ -330,7 +330,7 @@ class ModelPool:
         if entry.unloading is not None:
             await asyncio.shield(entry.unloading)
 
-    async def _free(self, entry: Entry, model: LoadedModel) -> None:
+    async def _free(self, entry: Entry, model: ServedModel) -> None:
         try:
             await model.runner.close()
             await asyncio.to_thread(model.llm.close)

@@ -103,7 +103,7 @@ class _Active:
 
 
 @dataclass(slots=True)
-class Load:
+class RunnerStats:
     """Statistics of a runner, for /metrics and /slots."""
 
     running: int = 0
@@ -145,7 +145,7 @@ class Runner:
     observer: Observer = field(default_factory=Observer)
 
     def __post_init__(self) -> None:
-        self.load = Load(blocks=sum(a.n_blocks for a in self.llm.engine.pool.allocators))
+        self.stats = RunnerStats(blocks=sum(a.n_blocks for a in self.llm.engine.pool.allocators))
         self.live: dict[Generation, None] = {}
         self._loop = asyncio.get_running_loop()
         self._active: dict[Generation, _Active] = {}
@@ -242,8 +242,8 @@ class Runner:
     def _observe(self, generation: Generation, reason: str, t: Timings, now: float) -> None:
         took = now - generation.submitted
         self._mean_seconds += _MOVING_AVERAGE * (took - self._mean_seconds)
-        self.load.prompt_tokens += t.prompt_tokens
-        self.load.generated_tokens += t.generated_tokens
+        self.stats.prompt_tokens += t.prompt_tokens
+        self.stats.generated_tokens += t.generated_tokens
         self.observer.ended(reason, t)
         if t.generated_tokens:
             self.observer.first_token(t.first_token_seconds)
@@ -315,7 +315,7 @@ class Runner:
                 batch.append((active.generation, items))
                 if isinstance(items[-1], End | ApiError):
                     del self._active[active.generation]
-        self.load.steps += 1
+        self.stats.steps += 1
         self._measure()
         self._send(batch)
 
@@ -349,14 +349,14 @@ class Runner:
         return items
 
     def _measure(self) -> None:
-        load, pool = self.load, self.llm.engine.pool
-        load.running = sum(1 for a in self._active.values() if a.sequence.is_running)
-        load.waiting = len(self._active) - load.running
-        load.blocks_cached = sum(a.n_idle for a in pool.allocators)
-        load.blocks_used = sum(a.n_held for a in pool.allocators)
-        load.cached_bytes = pool.cached_bytes
-        load.cache_lookups, load.cache_hits = pool.stats.lookups, pool.stats.hits
-        load.fetched_tokens = pool.stats.fetched_tokens
+        stats, pool = self.stats, self.llm.engine.pool
+        stats.running = sum(1 for a in self._active.values() if a.sequence.is_running)
+        stats.waiting = len(self._active) - stats.running
+        stats.blocks_cached = sum(a.n_idle for a in pool.allocators)
+        stats.blocks_used = sum(a.n_held for a in pool.allocators)
+        stats.cached_bytes = pool.cached_bytes
+        stats.cache_lookups, stats.cache_hits = pool.stats.lookups, pool.stats.hits
+        stats.fetched_tokens = pool.stats.fetched_tokens
 
     def _send(self, batch: list[tuple[Generation, list[Item]]]) -> None:
         if not batch:

@@ -13,7 +13,7 @@ from zinc.server.apis.shared.fields import (
     SamplingFields,
     StopField,
 )
-from zinc.server.http.body import Fields, FirstError
+from zinc.server.http.fields import Fields, FirstError
 
 
 class Block(Fields):

@@ -16,12 +16,11 @@ from zinc.server.apis.anthropic.blocks import BlockEvents, content_blocks
 from zinc.server.apis.anthropic.fields import MessagesFields, PromptFields
 from zinc.server.apis.anthropic.request import to_request
 from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished
-from zinc.server.apis.shared.chat.prompt import prompt_of
-from zinc.server.apis.shared.chat.start import answer_chat
+from zinc.server.apis.shared.chat.start import answer_chat, count_prompt_tokens
 from zinc.server.apis.shared.service import Service, StreamEvents, read_fields, record_answers
 from zinc.server.errors import unsupported
 from zinc.server.http.responses import JSONResponse, event
-from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.served_model import ServedModel
 
 ANTHROPIC = StreamEvents(
     error_event=lambda error: event(error.anthropic(), "error"),
@@ -34,35 +33,43 @@ async def create_message(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, MessagesFields)
     if fields.container is not None:
         raise unsupported("container", "the server runs no code")
-    chat_request = to_request(fields, fields)
-    head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
+    reply = _Reply(request)
+    return await answer_chat(
+        service,
+        request,
+        fields.model,
+        to_request(fields, fields),
+        reply.whole,
+        reply.events if fields.stream else None,
+        ANTHROPIC,
+        fields.sse_ping_interval,
+    )
 
-    async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+
+class _Reply:
+    """The reply to a request for a message, whole or streamed."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
+
+    async def whole(self, model: ServedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+        """Return the message, once the answer has ended."""
         found = await answers[0].collect()
-        record_answers(request, [(found.finished.reason, found.finished.timings)])
+        self._record(found.finished)
         return {
-            **head,
+            **self._head,
             "model": model.name,
             "content": content_blocks(found.answer),
             **_stop(found.finished),
             "usage": _usage(found.finished),
         }
 
-    async def events(model: LoadedModel, answers: Sequence[ChatAnswer]) -> AsyncGenerator[bytes]:
-        usage = {
-            "input_tokens": answers[0].generation.n_prompt,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
-            "output_tokens": 0,
-        }
-        message: dict[str, Any] = {
-            **head,
-            "model": model.name,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": usage,
-        }
+    async def events(
+        self, model: ServedModel, answers: Sequence[ChatAnswer]
+    ) -> AsyncGenerator[bytes]:
+        """Yield the events of the stream."""
+        message = self._begun(model, answers[0].generation.n_prompt)
         yield event({"type": "message_start", "message": message}, "message_start")
         yield ANTHROPIC.ping
         blocks = BlockEvents()
@@ -73,31 +80,36 @@ async def create_message(service: Service, request: Request) -> Response:
                 continue
             for name, data in blocks.close():
                 yield event(data, name)
-            record_answers(request, [(item.reason, item.timings)])
+            self._record(item)
             delta = {"type": "message_delta", "delta": _stop(item), "usage": _usage(item)}
             yield event(delta, "message_delta")
         yield event({"type": "message_stop"}, "message_stop")
 
-    streamed = events if fields.stream else None
-    return await answer_chat(
-        service,
-        request,
-        fields.model,
-        chat_request,
-        whole,
-        streamed,
-        ANTHROPIC,
-        fields.sse_ping_interval,
-    )
+    def _begun(self, model: ServedModel, n_prompt: int) -> dict[str, Any]:
+        """Return the message before its first block. n_prompt: tokens of the prompt."""
+        return {
+            **self._head,
+            "model": model.name,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {
+                "input_tokens": n_prompt,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": 0,
+                "output_tokens": 0,
+            },
+        }
+
+    def _record(self, end: Finished) -> None:
+        record_answers(self._request, [(end.reason, end.timings)])
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
     """Answer with the number of prompt tokens of a conversation."""
     fields = await read_fields(service, request, PromptFields)
-    chat_request = to_request(fields, None)
-    async with service.pool.use(fields.model) as model:
-        prompt = await prompt_of(model, chat_request)
-    return JSONResponse({"input_tokens": len(prompt.ids)})
+    n_tokens = await count_prompt_tokens(service, fields.model, to_request(fields, None))
+    return JSONResponse({"input_tokens": n_tokens})
 
 
 def _stop(end: Finished) -> dict[str, Any]:

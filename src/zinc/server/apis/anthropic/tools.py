@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from zinc.server.errors import invalid, unsupported
-from zinc.server.http.body import Fields
+from zinc.server.http.fields import Fields
 
 _SERVER_TOOLS = (
     "web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_", "mcp_toolset",

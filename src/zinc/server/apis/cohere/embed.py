@@ -7,6 +7,7 @@ the request names no `embedding_types`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
@@ -14,22 +15,24 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from zinc.engine.readout import Pooled, Pooling, embeddings
+from zinc.engine.readout import Pooled, embeddings
 from zinc.server.apis.shared.embeddings import (
     MAX_INPUTS,
     RowFormat,
     Truncate,
     answer_embeddings,
+    check_dimensions,
+    check_one_vector,
     encode_texts,
     json_rows,
 )
 from zinc.server.apis.shared.fields import QueueFields, Strings
 from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.apis.shared.task_prompts import task_prompt
-from zinc.server.errors import ApiError, invalid
-from zinc.server.http.body import Fields, FirstError
+from zinc.server.errors import invalid
+from zinc.server.http.fields import Fields, FirstError
 from zinc.server.http.responses import encode_json
-from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.served_model import ServedModel
 
 _CUTS: dict[str, Truncate | None] = {"NONE": None, "START": "start", "END": "end"}
 
@@ -64,30 +67,36 @@ async def embed(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, CohereEmbedFields)
     if (fields.texts is None) == (fields.inputs is None):
         raise invalid("texts", "texts is missing", "give either texts or inputs")
-    param, texts = ("texts", list[Any](fields.texts or ()))
-    if fields.inputs is not None:
-        param, texts = "inputs", [{"content": each.content} for each in fields.inputs]
-    is_first = request.url.path.endswith("/v1/embed")
-    plain = is_first and fields.embedding_types is None
+    reply = _Reply(fields, is_first=request.url.path.endswith("/v1/embed"))
+    return await answer_embeddings(service, request, fields.model, fields.priority, reply)
 
-    def check(model: LoadedModel) -> None:
-        if model.llm.pooling is Pooling.NONE:
-            raise ApiError(
-                400,
-                "this endpoint needs one vector for each text",
-                "the server was started with --pooling none",
-                "use /embedding",
-            )
-        most = model.llm.n_dimensions
-        if (fields.output_dimension or 1) > most:
-            raise invalid(
-                "output_dimension",
-                f"output_dimension is {fields.output_dimension}",
-                f"embeddings of this model have {most}",
-            )
 
-    def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
-        rows = embeddings(pools, fields.output_dimension)
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """The reply to a request in Cohere's form. Implements `EmbeddingReply`.
+
+    is_first: the request uses the first version of the API.
+    """
+
+    fields: CohereEmbedFields
+    is_first: bool
+
+    def check(self, model: ServedModel) -> None:
+        check_one_vector(model)
+        check_dimensions(model, self.fields.output_dimension, "output_dimension")
+
+    def encode(self, model: ServedModel) -> list[list[int]]:
+        fields = self.fields
+        param, texts = "texts", list[Any](fields.texts or ())
+        if fields.inputs is not None:
+            param, texts = "inputs", [{"content": each.content} for each in fields.inputs]
+        prompt = task_prompt(model.llm.spec, fields.input_type, "input_type")
+        cut = _CUTS[fields.truncate]
+        return encode_texts(model, texts, param, parse_special=False, prompt=prompt, truncate=cut)
+
+    def body(self, model: ServedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
+        fields, rows = self.fields, embeddings(pools, self.fields.output_dimension)
+        plain = self.is_first and fields.embedding_types is None
         types = fields.embedding_types or ["float"]
         by_type = [
             b'"%b":%b' % (type.encode(), json_rows(rows, type)) for type in dict.fromkeys(types)
@@ -95,22 +104,12 @@ async def embed(service: Service, request: Request) -> Response:
         yield encode_json({"id": str(uuid4())})[:-1]
         yield b',"embeddings":'
         yield json_rows(rows, "float") if plain else b"{%b}" % b",".join(by_type)
-        version = "1" if is_first else "2"
         rest = {
             "texts": fields.texts or [],
             "response_type": "embeddings_floats" if plain else "embeddings_by_type",
             "meta": {
-                "api_version": {"version": version},
+                "api_version": {"version": "1" if self.is_first else "2"},
                 "billed_units": {"input_tokens": tokens},
             },
         }
         yield b"," + encode_json(rest)[1:]
-
-    def encode(model: LoadedModel) -> list[list[int]]:
-        prompt = task_prompt(model.llm.spec, fields.input_type, "input_type")
-        cut = _CUTS[fields.truncate]
-        return encode_texts(model, texts, param, parse_special=False, prompt=prompt, truncate=cut)
-
-    return await answer_embeddings(
-        service, request, fields.model, fields.priority, check, encode, body
-    )

@@ -11,7 +11,8 @@ from zinc.core.errors import RequestError
 from zinc.server.apis.shared.fields import LoraScale
 from zinc.server.apis.shared.service import Service
 from zinc.server.errors import invalid
-from zinc.server.http.body import Fields, FirstError, parse, read_json
+from zinc.server.http.body import read_json
+from zinc.server.http.fields import Fields, FirstError, parse
 from zinc.server.http.responses import JSONResponse
 
 

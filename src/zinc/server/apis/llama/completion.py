@@ -32,8 +32,8 @@ from zinc.server.apis.shared.text import plain_text
 from zinc.server.errors import invalid
 from zinc.server.http.responses import event, merge
 from zinc.server.runtime.job import End, Job
-from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.runner import Generation
+from zinc.server.runtime.served_model import ServedModel
 from zinc.tokenizer import Tokenizer
 
 _BIASED = 4096  # tokens of one text in logit_bias
@@ -49,7 +49,7 @@ async def completion(service: Service, request: Request) -> Response:
     """Continue prompts."""
     fields = await read_fields(service, request, NativeFields)
 
-    def ids_of(model: LoadedModel) -> list[list[int]]:
+    def ids_of(model: ServedModel) -> list[list[int]]:
         found = prompts.as_list(fields.prompt, "prompt", MAX_PROMPTS)
         encoded = (prompts.encode(model, each, "prompt", parse_special=True) for each in found)
         return prompts.limited(model, encoded, "prompt")
@@ -63,7 +63,7 @@ async def infill(service: Service, request: Request) -> Response:
     if fields.samplers is not None:  # llama.cpp's editor plugins ask for its sampler "infill"
         fields.samplers = [name for name in fields.samplers if name != "infill"]
 
-    def ids_of(model: LoadedModel) -> list[list[int]]:
+    def ids_of(model: ServedModel) -> list[list[int]]:
         prompt = fill_prompt(
             model,
             fields.input_prefix,
@@ -82,7 +82,7 @@ async def _complete(
     service: Service,
     request: Request,
     fields: NativeFields,
-    ids_of: Callable[[LoadedModel], list[list[int]]],
+    ids_of: Callable[[ServedModel], list[list[int]]],
 ) -> Response:
     """Return the response to a request. ids_of: returns the token ids of each prompt."""
     if fields.dynatemp_range is None or fields.dynatemp_range == 0:
@@ -104,15 +104,15 @@ class _Completion:
     service: Service
     request: Request
     fields: NativeFields
-    ids_of: Callable[[LoadedModel], list[list[int]]]
+    ids_of: Callable[[ServedModel], list[list[int]]]
     constraint: Constraint | None
     n: int
 
-    async def begin(self, model: LoadedModel) -> list[Generation]:
+    async def begin(self, model: ServedModel) -> list[Generation]:
         jobs = await asyncio.to_thread(self.jobs, model)
         return model.runner.submit(jobs, client_of(self.service, self.request))
 
-    def jobs(self, model: LoadedModel) -> list[Job]:
+    def jobs(self, model: ServedModel) -> list[Job]:
         fields, n = self.fields, self.n
         params = sampling_params(
             fields,
@@ -144,7 +144,7 @@ class _Completion:
             for i in range(n)
         ]
 
-    async def whole(self, model: LoadedModel, answers: Sequence[Generation]) -> Any:
+    async def whole(self, model: ServedModel, answers: Sequence[Generation]) -> Any:
         results: list[Any] = []
         ends: list[End] = []
         for index, each in enumerate(answers):
@@ -159,7 +159,7 @@ class _Completion:
         return results[0] if len(results) == 1 else results
 
     async def events(
-        self, model: LoadedModel, answers: Sequence[Generation]
+        self, model: ServedModel, answers: Sequence[Generation]
     ) -> AsyncGenerator[bytes]:
         results = [CompletionResult(model, self.fields, x, i) for i, x in enumerate(answers)]
         ends: list[End] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -16,7 +16,7 @@ from zinc.server.apis.shared.embeddings import Texts, answer_embeddings, encode_
 from zinc.server.apis.shared.fields import QueueFields
 from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.errors import invalid
-from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.served_model import ServedModel
 
 _INT16_SCALE = 32760.0
 
@@ -41,21 +41,31 @@ async def native_embeddings(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, NativeEmbeddingFields)
     if (fields.content is None) == (fields.input is None):
         raise invalid("content", "content is missing", "give either content or input")
-    param, texts = ("content", fields.content) if fields.input is None else ("input", fields.input)
+    return await answer_embeddings(service, request, fields.model, fields.priority, _Reply(fields))
 
-    def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """The reply to a request in llama.cpp's form. Implements `EmbeddingReply`."""
+
+    fields: NativeEmbeddingFields
+
+    def check(self, model: ServedModel) -> None:
+        """Accept every model: embeddings may be of texts or of tokens."""
+
+    def encode(self, model: ServedModel) -> list[list[int]]:
+        param = "content" if self.fields.input is None else "input"
+        texts: Texts = getattr(self.fields, param) or ""
+        return encode_texts(model, texts, param, parse_special=True)
+
+    def body(self, model: ServedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
+        fields, each_token = self.fields, model.llm.pooling is Pooling.NONE
         yield b"["
         for i, each in enumerate(pools):
-            each_token = model.llm.pooling is Pooling.NONE
             rows = each.rows if each_token else _normalised(each, fields.embd_normalize)
             yield b"," * (i > 0)
             yield b'{"index":%d,"embedding":%b}' % (i, json_rows(rows, fields.encoding_format))
         yield b"]"
-
-    encode = partial(encode_texts, texts=texts or "", param=param, parse_special=True)
-    return await answer_embeddings(
-        service, request, fields.model, fields.priority, lambda model: None, encode, body
-    )
 
 
 def _normalised(pool: Pooled, kind: int) -> FloatArray:

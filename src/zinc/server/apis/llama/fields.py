@@ -17,7 +17,7 @@ from zinc.server.apis.shared.fields import (
     Strings,
 )
 from zinc.server.apis.shared.infill import Chunk
-from zinc.server.http.body import FirstError
+from zinc.server.http.fields import FirstError
 
 
 class NativeFields(SamplingFields, ConstraintFields, LlamaFields, QueueFields):

@@ -22,9 +22,9 @@ from zinc.server.apis.shared.embeddings import read_all
 from zinc.server.apis.shared.fields import QueueFields, Strings
 from zinc.server.apis.shared.service import Service, client_of, read_fields, record_answers
 from zinc.server.errors import context_exceeded, invalid
-from zinc.server.http.body import Fields, FirstError
+from zinc.server.http.fields import Fields, FirstError
 from zinc.server.http.responses import JSONResponse, record, unless_disconnected
-from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.served_model import ServedModel
 
 MAX_DOCUMENTS = 2048
 
@@ -97,7 +97,7 @@ async def rerank(service: Service, request: Request) -> Response:
     )
 
 
-def _encode(model: LoadedModel, query: str, texts: list[str], param: str) -> list[list[int]]:
+def _encode(model: ServedModel, query: str, texts: list[str], param: str) -> list[list[int]]:
     """Return the token ids of `query` with each of `texts`, the value of the field `param`."""
 
     def encoded(text: str, name: str) -> list[int]:

@@ -16,15 +16,15 @@ from zinc.server.apis.openai.usage import (
 )
 from zinc.server.apis.shared.text import PlainText
 from zinc.server.runtime.job import End
-from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.runner import Generation
+from zinc.server.runtime.served_model import ServedModel
 
 
 class CompletionResult:
     """One answer in llama.cpp's form: its chunks, and its final object."""
 
     def __init__(
-        self, model: LoadedModel, fields: NativeFields, generation: Generation, index: int
+        self, model: ServedModel, fields: NativeFields, generation: Generation, index: int
     ) -> None:
         self._model, self._fields = model, fields
         self._generation, self._index = generation, index
@@ -107,7 +107,7 @@ _OFF = {
 }
 
 
-def settings(params: SamplingParams, model: LoadedModel) -> dict[str, Any]:
+def settings(params: SamplingParams, model: ServedModel) -> dict[str, Any]:
     """Return sampling parameters under the names of llama.cpp's server."""
     banned = dict.fromkeys(model.tokenizer.eog_ids, -math.inf) if params.ignore_eos else {}
     renamed = {"max_tokens": "n_predict", "logprobs": "n_probs"}

@@ -18,7 +18,7 @@ from zinc.server.apis.shared.fields import (
 )
 from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.errors import invalid
-from zinc.server.http.body import Fields
+from zinc.server.http.fields import Fields
 from zinc.server.http.responses import JSONResponse, encode_json
 from zinc.tokenizer import Tokenizer
 

@@ -19,7 +19,7 @@ from zinc.server.apis.openai import chat, completions
 from zinc.server.apis.openai.common import Ended
 from zinc.server.apis.shared.file_facts import facts_of
 from zinc.server.apis.shared.service import Service
-from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.served_model import ServedModel
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -32,7 +32,7 @@ async def text_completions(service: Service, request: Request) -> Response:
     return await completions.completions(service, request, partial(_members, service))
 
 
-def _members(service: Service, model: LoadedModel, ends: Sequence[Ended]) -> dict[str, Any]:
+def _members(service: Service, model: ServedModel, ends: Sequence[Ended]) -> dict[str, Any]:
     """Return the members that LM Studio adds to an answer; the figures are of its first choice."""
     facts = facts_of(service.pool.named(model.name))
     timings = ends[0].timings

@@ -31,9 +31,9 @@ from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished, Piece
 from zinc.server.apis.shared.chat.request import ChatRequest
 from zinc.server.apis.shared.chat.start import answer_chat
 from zinc.server.apis.shared.service import Service, read_fields, record_answers
-from zinc.server.http.body import FirstError
+from zinc.server.http.fields import FirstError
 from zinc.server.http.responses import JSONResponse
-from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.served_model import ServedModel
 
 FINISH = {"stop": "stop", "length": "length", "calls": "stop"}
 
@@ -57,7 +57,7 @@ async def chat(service: Service, request: Request) -> Response:
         return JSONResponse({"model": fields.model, **end})
     chat_request = to_request(fields)
 
-    async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+    async def whole(model: ServedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
         clock.loaded()
         reply = Reply(model, chat_request)
         found = await answers[0].collect()
@@ -72,7 +72,7 @@ async def chat(service: Service, request: Request) -> Response:
         keep(service, model, seconds)
         return reply.row(message, found.tokens) | reply.end(found.finished, clock)
 
-    async def lines(model: LoadedModel, answers: Sequence[ChatAnswer]) -> AsyncGenerator[bytes]:
+    async def lines(model: ServedModel, answers: Sequence[ChatAnswer]) -> AsyncGenerator[bytes]:
         clock.loaded()
         reply = Reply(model, chat_request)
         async for item in answers[0]:
@@ -103,7 +103,7 @@ def to_request(fields: OllamaChatFields) -> ChatRequest:
 class Reply:
     """Builder of the rows of an answer. Calls are sent whole, when their arguments are complete."""
 
-    def __init__(self, model: LoadedModel, chat_request: ChatRequest) -> None:
+    def __init__(self, model: ServedModel, chat_request: ChatRequest) -> None:
         self._model, self._asked = model, chat_request
         self._calls: dict[int, tuple[str, str]] = {}  # name and arguments so far
 

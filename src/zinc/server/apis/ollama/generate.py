@@ -36,8 +36,8 @@ from zinc.server.apis.shared.service import Service, answer, client_of, read_fie
 from zinc.server.apis.shared.text import plain_text
 from zinc.server.http.responses import JSONResponse
 from zinc.server.runtime.job import NO_TELEMETRY, End
-from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.runner import Generation
+from zinc.server.runtime.served_model import ServedModel
 
 
 class GenerateFields(GenerationFields):
@@ -96,7 +96,7 @@ class _Reply:
     keep_alive_s: float | None
 
     def row(
-        self, model: LoadedModel, text: str, thinking: str = "", tokens: Sequence[Sampled] = ()
+        self, model: ServedModel, text: str, thinking: str = "", tokens: Sequence[Sampled] = ()
     ) -> dict[str, Any]:
         found: dict[str, Any] = {"model": model.name, "created_at": timestamp(), "response": text}
         if thinking:
@@ -105,21 +105,21 @@ class _Reply:
             found["logprobs"] = chat_logprobs(model.tokenizer, tokens)
         return found
 
-    def end(self, model: LoadedModel, end: Finished | End) -> dict[str, Any]:
+    def end(self, model: ServedModel, end: Finished | End) -> dict[str, Any]:
         """Return what the last row has besides, and record the end of the answer."""
         record_answers(self.request, [(end.reason, end.timings)])
         keep(self.service, model, self.keep_alive_s)
         reason = "length" if end.reason == "length" else "stop"
         return {"done": True, "done_reason": reason, **self.clock.durations(end.timings)}
 
-    async def whole_chat(self, model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+    async def whole_chat(self, model: ServedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
         self.clock.loaded()
         found = await answers[0].collect()
         text, thinking = found.answer.content, found.answer.reasoning
         return self.row(model, text, thinking, found.tokens) | self.end(model, found.finished)
 
     async def chat_lines(
-        self, model: LoadedModel, answers: Sequence[ChatAnswer]
+        self, model: ServedModel, answers: Sequence[ChatAnswer]
     ) -> AsyncGenerator[bytes]:
         self.clock.loaded()
         async for item in answers[0]:
@@ -131,7 +131,7 @@ class _Reply:
             elif isinstance(item.event, Reasoning):
                 yield line({**self.row(model, "", item.event.text), "done": False})
 
-    async def begin_raw(self, model: LoadedModel) -> list[Generation]:
+    async def begin_raw(self, model: ServedModel) -> list[Generation]:
         self.clock.loaded()
         fields = self.fields
         jobs = await asyncio.to_thread(
@@ -140,7 +140,7 @@ class _Reply:
         )  # fmt: skip
         return model.runner.submit(jobs, client_of(self.service, self.request))
 
-    async def whole_raw(self, model: LoadedModel, answers: Sequence[Generation]) -> dict[str, Any]:
+    async def whole_raw(self, model: ServedModel, answers: Sequence[Generation]) -> dict[str, Any]:
         text, tokens = "", list[Sampled]()
         async for item in plain_text(answers[0]):
             if isinstance(item, End):
@@ -149,7 +149,7 @@ class _Reply:
         raise RuntimeError("the answer has no end")
 
     async def raw_lines(
-        self, model: LoadedModel, answers: Sequence[Generation]
+        self, model: ServedModel, answers: Sequence[Generation]
     ) -> AsyncGenerator[bytes]:
         async for item in plain_text(answers[0]):
             if isinstance(item, End):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zinc.server.apis.shared.service import Service
-from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.served_model import ServedModel
 
 
 async def load_or_unload(service: Service, name: str | None, seconds: float | None) -> str:
@@ -21,7 +21,7 @@ async def load_or_unload(service: Service, name: str | None, seconds: float | No
     return "load"
 
 
-def keep(service: Service, model: LoadedModel, seconds: float | None) -> None:
+def keep(service: Service, model: ServedModel, seconds: float | None) -> None:
     """Keep `model` loaded for `seconds` after its last request; None changes nothing."""
     if seconds is not None:
         service.pool.keep(service.pool.named(model.name), seconds)

@@ -31,7 +31,7 @@ from zinc.server.apis.ollama.messages import Messages, plain_messages
 from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.config import ModelSource
 from zinc.server.errors import ApiError, invalid
-from zinc.server.http.body import Fields
+from zinc.server.http.fields import Fields
 from zinc.server.http.log import report_failure
 from zinc.server.http.responses import EventStream, JSONResponse, record
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from zinc.server.apis.ollama.common import refuse_images
 from zinc.server.errors import invalid
-from zinc.server.http.body import Fields, FirstError
+from zinc.server.http.fields import Fields, FirstError
 
 
 class CalledFunction(Fields):

@@ -20,7 +20,7 @@ from zinc.server.apis.ollama.common import API_VERSION, own_name, timestamp
 from zinc.server.apis.shared.file_facts import FileFacts, facts_of
 from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.errors import invalid
-from zinc.server.http.body import Fields
+from zinc.server.http.fields import Fields
 from zinc.server.http.responses import JSONResponse
 from zinc.server.runtime.entry import Entry
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from zinc.server.apis.openai.files import client_owner, page_of, queue_of
 from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.errors import unsupported
-from zinc.server.http.body import Fields
+from zinc.server.http.fields import Fields
 from zinc.server.http.responses import JSONResponse
 
 _LISTED = 20

@@ -37,9 +37,8 @@ from zinc.server.apis.openai.usage import (
     timings_object,
 )
 from zinc.server.apis.shared.chat.answer import ChatAnswer, Collected, Finished, Piece
-from zinc.server.apis.shared.chat.prompt import prompt_of
 from zinc.server.apis.shared.chat.request import ChatRequest
-from zinc.server.apis.shared.chat.start import answer_chat
+from zinc.server.apis.shared.chat.start import answer_chat, count_prompt_tokens
 from zinc.server.apis.shared.fields import (
     MAX_ANSWERS,
     MAX_TOP_LOGPROBS,
@@ -59,9 +58,9 @@ from zinc.server.apis.shared.fields import (
 )
 from zinc.server.apis.shared.service import Service, read_fields, record_answers
 from zinc.server.errors import invalid, unsupported
-from zinc.server.http.body import FirstError
+from zinc.server.http.fields import FirstError
 from zinc.server.http.responses import JSONResponse, event, merge
-from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.served_model import ServedModel
 
 FINISH = {"stop": "stop", "length": "length", "calls": "tool_calls"}
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -187,10 +186,8 @@ def to_request(fields: ChatFields) -> ChatRequest:
 async def count_tokens(service: Service, request: Request) -> Response:
     """Answer with the number of prompt tokens of a conversation, as llama.cpp's server does."""
     fields = await read_fields(service, request, ChatFields)
-    chat_request = to_request(fields)
-    async with service.pool.use(fields.model) as model:
-        prompt = await prompt_of(model, chat_request)
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
+    n_tokens = await count_prompt_tokens(service, fields.model, to_request(fields))
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": n_tokens})
 
 
 async def chat_completions(
@@ -229,7 +226,7 @@ class _Reply:
         self._hides_reasoning = fields.include_reasoning is False
         self._head = response_head("chatcmpl")
 
-    async def whole(self, model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+    async def whole(self, model: ServedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
         """Return the body of the response, once all answers have ended."""
         found = [await each.collect() for each in answers]
         ends = [each.finished for each in found]
@@ -249,7 +246,7 @@ class _Reply:
         }
 
     async def events(
-        self, model: LoadedModel, answers: Sequence[ChatAnswer]
+        self, model: ServedModel, answers: Sequence[ChatAnswer]
     ) -> AsyncGenerator[bytes]:
         """Yield the events of the stream."""
         fields = self._fields
@@ -293,7 +290,7 @@ class _Reply:
             yield event({**shared, "choices": [], **usage})
         yield DONE
 
-    def _verbose(self, model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+    def _verbose(self, model: ServedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
         """Return the member `__verbose` with the prompt as text, if the request asks for it."""
         if not self._fields.verbose:
             return {}
@@ -348,7 +345,7 @@ class Deltas:
 
 
 def _logprobs(
-    model: LoadedModel, chat_request: ChatRequest, tokens: Sequence[Sampled]
+    model: ServedModel, chat_request: ChatRequest, tokens: Sequence[Sampled]
 ) -> dict[str, Any] | None:
     if chat_request.params.logprobs is None:
         return None
@@ -356,7 +353,7 @@ def _logprobs(
 
 
 def _choice(
-    model: LoadedModel,
+    model: ServedModel,
     chat_request: ChatRequest,
     index: int,
     found: Collected,

@@ -11,9 +11,9 @@ from zinc import __version__
 from zinc.engine.sequence import Timings
 from zinc.server.apis.shared.service import StreamEvents
 from zinc.server.errors import invalid
-from zinc.server.http.body import Fields
+from zinc.server.http.fields import Fields
 from zinc.server.http.responses import event
-from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.served_model import ServedModel
 
 FINGERPRINT = f"build-zinc-{__version__}"  # llama.cpp's clients expect a "b" at the start
 DONE = b"data: [DONE]\n\n"
@@ -41,11 +41,11 @@ class Ended(Protocol):
     def timings(self) -> Timings: ...
 
 
-Members = Callable[[LoadedModel, Sequence[Ended]], dict[str, Any]]
+Members = Callable[[ServedModel, Sequence[Ended]], dict[str, Any]]
 """Returns the members that an API adds to a finished answer, given the ends of its choices."""
 
 
-def no_members(model: LoadedModel, ends: Sequence[Ended]) -> dict[str, Any]:
+def no_members(model: ServedModel, ends: Sequence[Ended]) -> dict[str, Any]:
     """Return no members: OpenAI's own form."""
     return {}
 

@@ -54,12 +54,12 @@ from zinc.server.apis.shared.infill import fill_prompt
 from zinc.server.apis.shared.service import Service, answer, client_of, read_fields, record_answers
 from zinc.server.apis.shared.text import PlainText, plain_text
 from zinc.server.errors import invalid, unsupported
-from zinc.server.http.body import FirstError
+from zinc.server.http.fields import FirstError
 from zinc.server.http.responses import event, merge
 from zinc.server.runtime.job import End, Job, Telemetry
-from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.reader import PlainReader
 from zinc.server.runtime.runner import Generation
+from zinc.server.runtime.served_model import ServedModel
 from zinc.tokenizer import Tokenizer
 
 MAX_LOGPROBS = 20
@@ -89,7 +89,7 @@ class CompletionFields(SamplingFields, ConstraintFields, LlamaFields, NeutralFie
 
 
 def jobs_of(
-    model: LoadedModel,
+    model: ServedModel,
     texts: Sequence[str | list[Any]],
     params: SamplingParams,
     n: int,
@@ -182,7 +182,7 @@ class _Answers:
         )
         self._head = {**response_head("cmpl"), "object": "text_completion"}
 
-    async def begin(self, model: LoadedModel) -> list[Generation]:
+    async def begin(self, model: ServedModel) -> list[Generation]:
         """Submit the jobs of all answers."""
         fields = self._fields
         jobs = await asyncio.to_thread(
@@ -199,7 +199,7 @@ class _Answers:
         )
         return model.runner.submit(jobs, client_of(self._service, self._request))
 
-    async def whole(self, model: LoadedModel, answers: Sequence[Generation]) -> dict[str, Any]:
+    async def whole(self, model: ServedModel, answers: Sequence[Generation]) -> dict[str, Any]:
         """Return the body of the response, once all answers have ended."""
         found = [await _collect(each) for each in answers]
         ends = [each.end for each in found]
@@ -218,7 +218,7 @@ class _Answers:
             **self._members(model, ends),
         }
 
-    def _choice(self, model: LoadedModel, index: int, job: Job, found: _Whole) -> dict[str, Any]:
+    def _choice(self, model: ServedModel, index: int, job: Job, found: _Whole) -> dict[str, Any]:
         logprobs = Logprobs(model.tokenizer).add([*_prompt_tokens(job), *found.tokens])
         return {
             "index": index,
@@ -228,7 +228,7 @@ class _Answers:
         }
 
     async def events(
-        self, model: LoadedModel, answers: Sequence[Generation]
+        self, model: ServedModel, answers: Sequence[Generation]
     ) -> AsyncGenerator[bytes]:
         """Yield the events of the stream."""
         fields = self._fields
@@ -269,7 +269,7 @@ class _Answers:
             yield event({**shared, "choices": [], **usage})
         yield DONE
 
-    def _echo(self, model: LoadedModel, index: int) -> str:
+    def _echo(self, model: ServedModel, index: int) -> str:
         """Return the prompt of answer `index` as text, if the request asks for it."""
         text = self._texts[index // self._n]
         if not self._fields.echo:

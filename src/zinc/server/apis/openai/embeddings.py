@@ -8,12 +8,13 @@ determines how a text becomes one vector.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from zinc.engine.readout import Pooled, Pooling
+from zinc.engine.readout import Pooled
 from zinc.engine.readout import embeddings as embeddings_of
 from zinc.server.apis.openai.common import NeutralFields
 from zinc.server.apis.shared.embeddings import (
@@ -21,15 +22,16 @@ from zinc.server.apis.shared.embeddings import (
     Texts,
     Truncate,
     answer_embeddings,
+    check_dimensions,
+    check_one_vector,
     encode_texts,
     json_row,
 )
 from zinc.server.apis.shared.fields import QueueFields
 from zinc.server.apis.shared.service import Service, read_fields
 from zinc.server.apis.shared.task_prompts import task_prompt
-from zinc.server.errors import ApiError, invalid
 from zinc.server.http.responses import encode_json
-from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.served_model import ServedModel
 
 
 class EmbeddingFields(NeutralFields, QueueFields):
@@ -52,38 +54,21 @@ class EmbeddingFields(NeutralFields, QueueFields):
 async def embeddings(service: Service, request: Request) -> Response:
     """Answer with the embeddings of texts in OpenAI's form."""
     fields = await read_fields(service, request, EmbeddingFields)
+    return await answer_embeddings(service, request, fields.model, fields.priority, _Reply(fields))
 
-    def check(model: LoadedModel) -> None:
-        if model.llm.pooling is Pooling.NONE:
-            raise ApiError(
-                400,
-                "this endpoint needs one vector for each text",
-                "the server was started with --pooling none",
-                "use /embedding",
-            )
-        if (fields.dimensions or 1) > model.llm.n_dimensions:
-            raise invalid(
-                "dimensions",
-                f"dimensions is {fields.dimensions}",
-                f"embeddings of this model have {model.llm.n_dimensions}",
-            )
 
-    format = fields.embedding_type or fields.encoding_format
-    norm = 2 if fields.normalized else None
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """The reply to a request in OpenAI's form. Implements `EmbeddingReply`."""
 
-    def body(model: LoadedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
-        head = {"object": "list", "model": model.name}
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        yield encode_json({**head, "usage": usage})[:-1] + b',"data":['
-        for i, row in enumerate(embeddings_of(pools, fields.dimensions, norm)):
-            yield b"," * (i > 0)
-            yield b'{"object":"embedding","index":%d,"embedding":' % i
-            yield json_row(row, format)
-            yield b"}"
-        yield b"]}"
+    fields: EmbeddingFields
 
-    def encode(model: LoadedModel) -> list[list[int]]:
-        names = ("input_type", "task", "prompt_name")
+    def check(self, model: ServedModel) -> None:
+        check_one_vector(model)
+        check_dimensions(model, self.fields.dimensions, "dimensions")
+
+    def encode(self, model: ServedModel) -> list[list[int]]:
+        fields, names = self.fields, ("input_type", "task", "prompt_name")
         param = next((name for name in names if getattr(fields, name) is not None), names[0])
         prompt = task_prompt(model.llm.spec, getattr(fields, param), param)
         cut: Truncate | None = "end" if fields.truncate else None
@@ -91,6 +76,16 @@ async def embeddings(service: Service, request: Request) -> Response:
             model, fields.input, "input", parse_special=False, prompt=prompt, truncate=cut
         )
 
-    return await answer_embeddings(
-        service, request, fields.model, fields.priority, check, encode, body
-    )
+    def body(self, model: ServedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
+        fields = self.fields
+        format = fields.embedding_type or fields.encoding_format
+        head = {"object": "list", "model": model.name}
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        yield encode_json({**head, "usage": usage})[:-1] + b',"data":['
+        norm = 2 if fields.normalized else None
+        for i, row in enumerate(embeddings_of(pools, fields.dimensions, norm)):
+            yield b"," * (i > 0)
+            yield b'{"object":"embedding","index":%d,"embedding":' % i
+            yield json_row(row, format)
+            yield b"}"
+        yield b"]}"

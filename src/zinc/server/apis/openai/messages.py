@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from zinc.server.apis.openai.custom_tools import text_arguments
 from zinc.server.errors import invalid
-from zinc.server.http.body import Fields, FirstError
+from zinc.server.http.fields import Fields, FirstError
 
 
 class ContentPart(Fields):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from zinc.server.http.body import Fields, FirstError
+from zinc.server.http.fields import Fields, FirstError
 
 
 class TextPart(Fields):

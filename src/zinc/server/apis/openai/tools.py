@@ -11,7 +11,7 @@ from pydantic import Field
 from zinc.server.apis.openai.custom_tools import function_name, text_function
 from zinc.server.apis.shared.tools import named_tool
 from zinc.server.errors import invalid
-from zinc.server.http.body import Fields
+from zinc.server.http.fields import Fields
 
 
 class Function(Fields):

@@ -1,7 +1,8 @@
-"""Embeddings of texts, for the endpoints of OpenAI and llama.cpp.
+"""Embeddings of texts, for the endpoints of all APIs.
 
 The texts of a request go to the engine in groups, so that a request with thousands of texts does
-not fill the queue. The server's `--pooling` determines how a text becomes one vector."""
+not fill the queue. The server's `--pooling` determines how a text becomes one vector.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import base64
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from starlette.requests import Request
@@ -22,12 +23,12 @@ from zinc.engine.sequence import Timings
 from zinc.ops.values import FloatArray
 from zinc.server.apis.shared import prompts
 from zinc.server.apis.shared.service import Service, client_of, record_answers
-from zinc.server.errors import CONTEXT_EXCEEDED, ApiError
+from zinc.server.errors import CONTEXT_EXCEEDED, ApiError, invalid
 from zinc.server.http.responses import encode_json, record, unless_disconnected
 from zinc.server.runtime.job import Client, End, Job
-from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.reader import NoAnswerReader
 from zinc.server.runtime.runner import Generation
+from zinc.server.runtime.served_model import ServedModel
 
 MAX_INPUTS = 2048  # OpenAI's own limit
 GROUP_TEXTS = 32  # most texts of one request that are submitted together
@@ -44,26 +45,34 @@ Truncate = Literal["start", "end"]
 RowFormat = Literal["float", "base64", "binary", "ubinary"]
 
 
+class EmbeddingReply(Protocol):
+    """The reply to a request for embeddings, in the form of one API."""
+
+    def check(self, model: ServedModel) -> None:
+        """Raise ApiError if the model cannot answer."""
+
+    def encode(self, model: ServedModel) -> list[list[int]]:
+        """Return the token ids of each text. Raises ApiError."""
+        ...
+
+    def body(self, model: ServedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
+        """Yield the parts of the response: the embeddings of `pools` and the prompt `tokens`."""
+        ...
+
+
 async def answer_embeddings(
     service: Service,
     request: Request,
     name: str | None,
     priority: int | None,
-    check: Callable[[LoadedModel], None],
-    encode: Callable[[LoadedModel], list[list[int]]],
-    body: Callable[[LoadedModel, list[Pooled], int], Iterable[bytes]],
+    reply: EmbeddingReply,
 ) -> Response:
-    """Return the response to a request for embeddings.
-
-    name: the model, as the client calls it. check: raises ApiError if the model cannot answer.
-    encode: returns the token ids of each text. body: yields the parts of the response, from the
-    embeddings and the number of prompt tokens.
-    """
+    """Return the response to a request for embeddings. name: the model, as the client calls it."""
     async with service.pool.use(name) as model:
         record(request).model = model.name
         check_embeds(model.llm.spec.kind)
-        check(model)
-        ids = await _run(partial(encode, model), _body_bytes(request) <= QUICK_BYTES)
+        reply.check(model)
+        ids = await _run(partial(reply.encode, model), _body_bytes(request) <= QUICK_BYTES)
         client = client_of(service, request)
         work = read_all(model, ids, client, priority or 0, model.llm.text_pool)
         found = await unless_disconnected(request, work)
@@ -73,8 +82,29 @@ async def answer_embeddings(
         # Encoded row by row: megabytes of JSON would delay every stream.
         n_rows = tokens if model.llm.pooling is Pooling.NONE else len(pools)
         is_quick = n_rows * model.llm.n_dimensions <= QUICK_NUMBERS
-        data = await _run(lambda: b"".join(body(model, pools, tokens)), is_quick)
+        data = await _run(lambda: b"".join(reply.body(model, pools, tokens)), is_quick)
     return Response(data, media_type="application/json")
+
+
+def check_one_vector(model: ServedModel) -> None:
+    """Raise ApiError if the server returns a vector for each token, not one for each text."""
+    if model.llm.pooling is Pooling.NONE:
+        raise ApiError(
+            400,
+            "this endpoint needs one vector for each text",
+            "the server was started with --pooling none",
+            "use /embedding",
+        )
+
+
+def check_dimensions(model: ServedModel, wanted: int | None, param: str) -> None:
+    """Raise ApiError if the field `param` wants more dimensions than embeddings have."""
+    if (wanted or 1) > model.llm.n_dimensions:
+        raise invalid(
+            param,
+            f"{param} is {wanted}",
+            f"embeddings of this model have {model.llm.n_dimensions}",
+        )
 
 
 async def _run(work: Callable[[], T], is_quick: bool) -> T:
@@ -89,7 +119,7 @@ def _body_bytes(request: Request) -> float:
 
 
 def encode_texts(
-    model: LoadedModel,
+    model: ServedModel,
     texts: Texts,
     param: str,
     parse_special: bool,
@@ -117,7 +147,7 @@ def encode_texts(
     return prompts.limited(model, each, param)
 
 
-def _cut(model: LoadedModel, prompt: str, text: str, truncate: Truncate) -> list[int]:
+def _cut(model: ServedModel, prompt: str, text: str, truncate: Truncate) -> list[int]:
     """Return the ids of the part of a text that fits the context, after the prompt."""
     tokenizer = model.tokenizer
     frame = tokenizer.encode("")  # BOS and EOS, as far as the model adds them
@@ -134,7 +164,7 @@ def _cut(model: LoadedModel, prompt: str, text: str, truncate: Truncate) -> list
 
 
 async def read_all(
-    model: LoadedModel,
+    model: ServedModel,
     prompts: list[list[int]],
     client: Client,
     priority: int,

@@ -18,9 +18,9 @@ from zinc.engine import constraint as engine
 from zinc.engine.sampling import SamplingParams
 from zinc.grammar.kinds import Kind
 from zinc.server.errors import invalid, unsupported
-from zinc.server.http.body import Fields, FirstError
+from zinc.server.http.fields import Fields, FirstError
 from zinc.server.runtime.job import NO_TELEMETRY, Telemetry
-from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.served_model import ServedModel
 
 MAX_ANSWERS = 128
 MAX_TOP_LOGPROBS = 20
@@ -271,7 +271,7 @@ def with_seed(params: SamplingParams, index: int) -> SamplingParams:
 
 
 def constraints(
-    model: LoadedModel, constraint: Constraint | None, n: int
+    model: ServedModel, constraint: Constraint | None, n: int
 ) -> list[engine.Constraint | None]:
     """Return a new constraint object of the engine for each of `n` answers, or None for each.
 

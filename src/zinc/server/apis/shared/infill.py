@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from zinc.chat.events import Event
 from zinc.server.errors import ApiError, context_exceeded
-from zinc.server.http.body import Fields
-from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.http.fields import Fields
 from zinc.server.runtime.reader import PlainReader, content_events
+from zinc.server.runtime.served_model import ServedModel
 from zinc.tokenizer import Tokenizer
 from zinc.tokenizer.vocabulary import FillMarks
 
@@ -30,7 +30,7 @@ class Chunk(Fields):
 
 
 def fill_prompt(
-    model: LoadedModel,
+    model: ServedModel,
     prefix: str,
     suffix: str,
     *,

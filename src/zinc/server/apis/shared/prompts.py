@@ -15,7 +15,7 @@ from typing import Any
 
 from zinc.core.errors import TextTooLongError
 from zinc.server.errors import context_exceeded, invalid
-from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.served_model import ServedModel
 
 # Limit for requests that only count or list tokens, and for the prompts of one request together.
 MAX_COUNTED_TOKENS = 1 << 20
@@ -65,7 +65,7 @@ def _joined(parts: Any, param: str) -> str:
     return "".join(texts)
 
 
-def limited(model: LoadedModel, found: Iterable[list[int]], param: str) -> list[list[int]]:
+def limited(model: ServedModel, found: Iterable[list[int]], param: str) -> list[list[int]]:
     """Return the encoded prompts of one request as a list.
 
     Raises ApiError if they have more than a million tokens together (or more than a context, if
@@ -85,7 +85,7 @@ def limited(model: LoadedModel, found: Iterable[list[int]], param: str) -> list[
 
 
 def encode(
-    model: LoadedModel,
+    model: ServedModel,
     prompt: str | Sequence[Any],
     param: str,
     *,

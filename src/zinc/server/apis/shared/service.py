@@ -26,7 +26,8 @@ from zinc.server.batch.queue import BatchQueue
 from zinc.server.config import ServerConfig
 from zinc.server.errors import ApiError
 from zinc.server.http.access import key_in
-from zinc.server.http.body import Fields, parse, read_json
+from zinc.server.http.body import read_json
+from zinc.server.http.fields import Fields, parse
 from zinc.server.http.inside import HIGHEST_PRIORITY
 from zinc.server.http.log import report_failure
 from zinc.server.http.responses import (
@@ -37,9 +38,9 @@ from zinc.server.http.responses import (
     unless_disconnected,
 )
 from zinc.server.runtime.job import Client
-from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.metrics import ServerMetrics
 from zinc.server.runtime.pool import ModelPool
+from zinc.server.runtime.served_model import ServedModel
 
 Model = TypeVar("Model", bound=Fields)
 
@@ -158,9 +159,9 @@ async def answer(
     service: Service,
     request: Request,
     name: str | None,
-    begin: Callable[[LoadedModel], Awaitable[Sequence[Work]]],
-    whole: Callable[[LoadedModel, Sequence[Work]], Awaitable[Any]],
-    events: Callable[[LoadedModel, Sequence[Work]], AsyncGenerator[bytes]] | None,
+    begin: Callable[[ServedModel], Awaitable[Sequence[Work]]],
+    whole: Callable[[ServedModel, Sequence[Work]], Awaitable[Any]],
+    events: Callable[[ServedModel, Sequence[Work]], AsyncGenerator[bytes]] | None,
     stream_events: StreamEvents,
     ping_interval_s: float | None = None,
 ) -> Response:

@@ -20,9 +20,8 @@ from zinc.server.apis.openai.responses.request import input_items, item_messages
 from zinc.server.apis.openai.responses.tools import ResponseTools
 from zinc.server.apis.openai.usage import Usage, progress_members, timings_member
 from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished, Piece
-from zinc.server.apis.shared.chat.prompt import prompt_of
 from zinc.server.apis.shared.chat.request import ChatRequest
-from zinc.server.apis.shared.chat.start import answer_chat
+from zinc.server.apis.shared.chat.start import answer_chat, count_prompt_tokens
 from zinc.server.apis.shared.service import (
     Service,
     StreamEvents,
@@ -32,7 +31,7 @@ from zinc.server.apis.shared.service import (
 )
 from zinc.server.errors import ApiError, invalid
 from zinc.server.http.responses import JSONResponse, event
-from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.served_model import ServedModel
 
 
 def _error_event(error: ApiError) -> bytes:
@@ -56,55 +55,82 @@ async def create_response(service: Service, request: Request) -> Response:
     conversation = [*_previous(service, request, fields), *item_messages(items)]
     tools = ResponseTools(fields.tools)
     chat_request = to_request(fields, conversation, tools)
-    shared = _shared(fields, chat_request, tools)
-
-    def finish(output: OutputItems, end: Finished) -> dict[str, Any]:
-        record_answers(request, [(end.reason, end.timings)])
-        whole = output.response(_usage(end), end.reason == "length")
-        if fields.store is not False:
-            messages = [*conversation, *item_messages(output.items)]
-            service.store.put(whole, items, messages, owner_of(service, request))
-        return whole
-
-    def output_of(model: LoadedModel) -> OutputItems:
-        logprobs = chat_request.params.logprobs is not None
-        return OutputItems({**shared, "model": model.name}, model.tokenizer, logprobs, tools)
-
-    async def whole(model: LoadedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
-        output = output_of(model)
-        async for item in answers[0]:
-            if isinstance(item, Finished):
-                output.close(item.reason == "length")
-                return finish(output, item)
-            output.push(item)
-        raise RuntimeError("the answer has no end")
-
-    async def events(model: LoadedModel, answers: Sequence[ChatAnswer]) -> AsyncGenerator[bytes]:
-        output = output_of(model)
-        for data in output.begin():
-            yield event(data, data["type"])
-        async for item in answers[0]:
-            if not isinstance(item, Finished):
-                for data in _piece_events(output, item, fields.timings_per_token):
-                    yield event(data, data["type"])
-                continue
-            cut = item.reason == "length"
-            for data in output.close(cut):
-                yield event(data, data["type"])
-            last = output.last("incomplete" if cut else "completed", finish(output, item))
-            yield event(last, last["type"])
-
-    streamed = events if fields.stream else None
+    reply = _Reply(service, request, fields, chat_request, tools, items, conversation)
     return await answer_chat(
         service,
         request,
         fields.model,
         chat_request,
-        whole,
-        streamed,
+        reply.whole,
+        reply.events if fields.stream else None,
         RESPONSES,
         fields.sse_ping_interval,
     )
+
+
+class _Reply:
+    """The reply to a request, whole or streamed, which is stored when it is complete.
+
+    items: the input items of the request. conversation: the messages that it answers.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        request: Request,
+        fields: ResponseFields,
+        chat_request: ChatRequest,
+        tools: ResponseTools,
+        items: list[dict[str, Any]],
+        conversation: list[dict[str, Any]],
+    ) -> None:
+        self._service, self._request, self._fields = service, request, fields
+        self._chat_request, self._tools = chat_request, tools
+        self._items, self._conversation = items, conversation
+        self._shared = _shared(fields, chat_request, tools)
+
+    async def whole(self, model: ServedModel, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+        """Return the body of the response, once the answer has ended."""
+        output = self._output(model)
+        async for item in answers[0]:
+            if isinstance(item, Finished):
+                output.close(item.reason == "length")
+                return self._finish(output, item)
+            output.push(item)
+        raise RuntimeError("the answer has no end")
+
+    async def events(
+        self, model: ServedModel, answers: Sequence[ChatAnswer]
+    ) -> AsyncGenerator[bytes]:
+        """Yield the events of the stream."""
+        output = self._output(model)
+        for data in output.begin():
+            yield event(data, data["type"])
+        async for item in answers[0]:
+            if not isinstance(item, Finished):
+                for data in _piece_events(output, item, self._fields.timings_per_token):
+                    yield event(data, data["type"])
+                continue
+            cut = item.reason == "length"
+            for data in output.close(cut):
+                yield event(data, data["type"])
+            last = output.last("incomplete" if cut else "completed", self._finish(output, item))
+            yield event(last, last["type"])
+
+    def _output(self, model: ServedModel) -> OutputItems:
+        logprobs = self._chat_request.params.logprobs is not None
+        shared = {**self._shared, "model": model.name}
+        return OutputItems(shared, model.tokenizer, logprobs, self._tools)
+
+    def _finish(self, output: OutputItems, end: Finished) -> dict[str, Any]:
+        """Return the response object. Record the answer, and store it unless `store` is false."""
+        record_answers(self._request, [(end.reason, end.timings)])
+        whole = output.response(_usage(end), end.reason == "length")
+        if self._fields.store is not False:
+            messages = [*self._conversation, *item_messages(output.items)]
+            owner = owner_of(self._service, self._request)
+            self._service.store.put(whole, self._items, messages, owner)
+        return whole
 
 
 def _piece_events(output: OutputItems, piece: Piece, with_timings: bool | None) -> list[Data]:
@@ -119,9 +145,8 @@ async def count_tokens(service: Service, request: Request) -> Response:
     fields = await read_fields(service, request, ResponseFields)
     messages = [*_previous(service, request, fields), *item_messages(input_items(fields.input))]
     chat_request = to_request(fields, messages, ResponseTools(fields.tools))
-    async with service.pool.use(fields.model) as model:
-        prompt = await prompt_of(model, chat_request)
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
+    n_tokens = await count_prompt_tokens(service, fields.model, chat_request)
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": n_tokens})
 
 
 def _previous(service: Service, request: Request, fields: ResponseFields) -> list[dict[str, Any]]:

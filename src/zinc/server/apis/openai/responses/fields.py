@@ -17,7 +17,7 @@ from zinc.server.apis.shared.fields import (
     StopField,
     Strings,
 )
-from zinc.server.http.body import Fields, FirstError
+from zinc.server.http.fields import Fields, FirstError
 
 
 class Reasoning(Fields):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from zinc.server.apis.openai.custom_tools import function_name, text_function
 from zinc.server.errors import invalid, unsupported
-from zinc.server.http.body import Fields, FirstError
+from zinc.server.http.fields import Fields, FirstError
 
 _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "tool_search")
 

@@ -9,7 +9,7 @@ from typing import Any
 from zinc.chat.format import ChatFormat
 from zinc.server.apis.shared.chat.request import ChatRequest
 from zinc.server.apis.shared.fields import Constraint
-from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.served_model import ServedModel
 from zinc.server.runtime.tool_calls import grammar
 from zinc.server.runtime.tool_calls.argument_check import check_available
 
@@ -26,7 +26,7 @@ class AnswerConstraint:
 
 
 def answer_constraint(
-    model: LoadedModel, request: ChatRequest, format: ChatFormat
+    model: ServedModel, request: ChatRequest, format: ChatFormat
 ) -> AnswerConstraint:
     """Return the constraint on the answers of `request`. Raises ApiError if there cannot be one.
 
@@ -37,7 +37,7 @@ def answer_constraint(
     return AnswerConstraint(_output_format(model, request, format))
 
 
-def _forced_calls(model: LoadedModel, request: ChatRequest, format: ChatFormat) -> AnswerConstraint:
+def _forced_calls(model: ServedModel, request: ChatRequest, format: ChatFormat) -> AnswerConstraint:
     several = not request.one_call and len(request.forced_tools) == len(request.tools or ())
     found = grammar.forced_calls(format, model.tokenizer, request.forced_tools, several)
     for name, keywords in found.dropped.items():
@@ -51,7 +51,7 @@ def _forced_calls(model: LoadedModel, request: ChatRequest, format: ChatFormat) 
 
 
 def _output_format(
-    model: LoadedModel, request: ChatRequest, format: ChatFormat
+    model: ServedModel, request: ChatRequest, format: ChatFormat
 ) -> Constraint | None:
     """Return the output format of an answer that need not be a call, or None.
 

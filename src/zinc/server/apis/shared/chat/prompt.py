@@ -15,7 +15,7 @@ from zinc.core.errors import RequestError, TextTooLongError, UnsupportedError
 from zinc.server.apis.shared.chat.request import ChatRequest
 from zinc.server.apis.shared.prompts import MAX_COUNTED_TOKENS
 from zinc.server.errors import ApiError, invalid
-from zinc.server.runtime.loaded_model import LoadedModel
+from zinc.server.runtime.served_model import ServedModel
 from zinc.tokenizer.specials import SHIELD
 
 _SWITCHES = ("enable_thinking", "add_generation_prompt", "continue_final_message")
@@ -36,7 +36,7 @@ class Prompt:
 
 
 async def prompt_of(
-    model: LoadedModel, request: ChatRequest, limit: int = MAX_COUNTED_TOKENS
+    model: ServedModel, request: ChatRequest, limit: int = MAX_COUNTED_TOKENS
 ) -> Prompt:
     """Return the prompt of `request`, rendered in another thread.
 
@@ -49,7 +49,7 @@ async def prompt_of(
         return await asyncio.to_thread(_fitting_prompt, model, request, limit)
 
 
-def _fitting_prompt(model: LoadedModel, request: ChatRequest, limit: int) -> Prompt:
+def _fitting_prompt(model: ServedModel, request: ChatRequest, limit: int) -> Prompt:
     """Return the prompt of `request`; with `truncate`, the longest one that fits the context."""
     if not request.truncate:
         return _render(model, request, limit)
@@ -97,7 +97,7 @@ def truncations(messages: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapp
         yield [*system, messages[last], *messages[start:]]
 
 
-def _render(model: LoadedModel, request: ChatRequest, limit: int) -> Prompt:
+def _render(model: ServedModel, request: ChatRequest, limit: int) -> Prompt:
     """Return the prompt of all messages of `request`; raises as `prompt_of` does."""
     arguments = _template_variables(request.template_args)
     style = model.chat_style(for_tools=bool(request.tools))

@@ -27,8 +27,8 @@ from zinc.server.apis.shared.fields import MAX_ANSWERS, constraints, with_seed
 from zinc.server.apis.shared.service import Service, StreamEvents, answer, client_of
 from zinc.server.errors import context_exceeded, invalid
 from zinc.server.runtime.job import ANYBODY, Client, Job
-from zinc.server.runtime.loaded_model import LoadedModel
 from zinc.server.runtime.runner import Generation
+from zinc.server.runtime.served_model import ServedModel
 
 MIN_RETRY_TEMPERATURE = 0.7  # a greedy retry would repeat the answer
 
@@ -38,8 +38,8 @@ async def answer_chat(
     request: Request,
     name: str | None,
     chat_request: ChatRequest,
-    whole: Callable[[LoadedModel, Sequence[ChatAnswer]], Awaitable[Any]],
-    events: Callable[[LoadedModel, Sequence[ChatAnswer]], AsyncGenerator[bytes]] | None,
+    whole: Callable[[ServedModel, Sequence[ChatAnswer]], Awaitable[Any]],
+    events: Callable[[ServedModel, Sequence[ChatAnswer]], AsyncGenerator[bytes]] | None,
     stream_events: StreamEvents,
     ping_interval_s: float | None = None,
 ) -> Response:
@@ -49,7 +49,7 @@ async def answer_chat(
     """
     client = client_of(service, request)
 
-    async def begin(model: LoadedModel) -> list[ChatAnswer]:
+    async def begin(model: ServedModel) -> list[ChatAnswer]:
         return await start(model, chat_request, client)
 
     return await answer(
@@ -57,8 +57,15 @@ async def answer_chat(
     )
 
 
+async def count_prompt_tokens(service: Service, name: str | None, chat_request: ChatRequest) -> int:
+    """Return the number of tokens of the prompt of `chat_request` for the model called `name`."""
+    async with service.pool.use(name) as model:
+        prompt = await prompt_of(model, chat_request)
+    return len(prompt.ids)
+
+
 async def start(
-    model: LoadedModel, request: ChatRequest, client: Client = ANYBODY
+    model: ServedModel, request: ChatRequest, client: Client = ANYBODY
 ) -> list[ChatAnswer]:
     """Queue the `request.n` answers of `request` and return them.
 
@@ -102,7 +109,7 @@ async def start(
     ]
 
 
-async def _prompt(model: LoadedModel, request: ChatRequest) -> Prompt:
+async def _prompt(model: ServedModel, request: ChatRequest) -> Prompt:
     """Return the prompt of `request`. Raises ApiError if it leaves no room in the context."""
     try:
         prompt = await prompt_of(model, request, model.context)
@@ -128,7 +135,7 @@ class _Prepared:
     prediction: Sequence[int]
 
 
-async def _prepare(model: LoadedModel, request: ChatRequest, format: ChatFormat) -> _Prepared:
+async def _prepare(model: ServedModel, request: ChatRequest, format: ChatFormat) -> _Prepared:
     """Build what is slow to build for `request`. Raises ApiError.
 
     This runs in another thread, unless there is nothing to build: changing threads costs time to
@@ -154,7 +161,7 @@ async def _prepare(model: LoadedModel, request: ChatRequest, format: ChatFormat)
     return build() if is_quick else await asyncio.to_thread(build)
 
 
-def _predicted_ids(model: LoadedModel, text: str) -> Sequence[int]:
+def _predicted_ids(model: ServedModel, text: str) -> Sequence[int]:
     """Return the ids of a predicted text. Raises ApiError if no answer can be that long."""
     if not text or model.llm.engine.speculation is None:
         return ()
@@ -171,7 +178,7 @@ def _predicted_ids(model: LoadedModel, text: str) -> Sequence[int]:
 
 
 def _call_check(
-    model: LoadedModel, answer: AnswerConstraint, job: Job, client: Client
+    model: ServedModel, answer: AnswerConstraint, job: Job, client: Client
 ) -> CallCheck:
     """Return the check of the calls that `job` generates."""
 
@@ -191,7 +198,7 @@ def _call_check(
 
 
 def _thinking(
-    model: LoadedModel, request: ChatRequest, prompt: Prompt, constrained: bool
+    model: ServedModel, request: ChatRequest, prompt: Prompt, constrained: bool
 ) -> engine.Thinking | None:
     """Return the markers of the reasoning as token ids; a constraint applies after its end.
 

@@ -12,7 +12,8 @@ from typing import Literal, TypeAlias
 
 from zinc.server.apis.shared.fields import SamplingFields
 from zinc.server.errors import ApiError, invalid, unsupported
-from zinc.server.http.body import Fields, Json, own_names
+from zinc.server.http.body import Json
+from zinc.server.http.fields import Fields, own_names
 
 SOURCES = "zinc.field_sources"
 """Key in the ASGI scope for the foreign field that each translated field comes from."""

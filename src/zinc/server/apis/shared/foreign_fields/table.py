@@ -23,7 +23,8 @@ from zinc.server.apis.shared.foreign_fields.rules import (
     neutral,
     renamed,
 )
-from zinc.server.http.body import Fields, Json
+from zinc.server.http.body import Json
+from zinc.server.http.fields import Fields
 from zinc.server.http.log import printable
 
 log = logging.getLogger("zinc.server")

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from zinc.server.apis.shared.foreign_fields.rules import TranslatedBody, as_sent
 from zinc.server.errors import ApiError, invalid, unsupported
-from zinc.server.http.body import Fields, Json, nearest, parse
+from zinc.server.http.body import Json
+from zinc.server.http.fields import Fields, nearest, parse
 
 Model = TypeVar("Model", bound=Fields)
 

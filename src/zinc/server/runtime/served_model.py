@@ -1,4 +1,4 @@
-"""A loaded model with its runner, chat templates and argument checker."""
+"""A model of the server: loaded, with its runner, chat templates and argument checker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("zinc.server")
 _RENDERINGS = 2  # prompts of one model rendered at a time; leaves worker processes to other models
 
 
-class LoadedModel:
+class ServedModel:
     """A model that can take requests.
 
     rendering: held while a prompt is rendered. arguments: checks arguments of forced calls.
