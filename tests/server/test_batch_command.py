@@ -20,7 +20,7 @@ from zinc.cli.main import main
 from zinc.core.errors import RequestError
 from zinc.server.batch import rows
 from zinc.server.batch.journal import Journal
-from zinc.server.http.inside import Reply
+from zinc.server.http.in_process import Reply
 
 SOURCE = Path(zinc.__file__).parent.parent
 OPTIONS = ("--backend", LOAD.backend, "--threads", "2", "--speculate", "off")

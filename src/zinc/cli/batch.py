@@ -175,7 +175,7 @@ async def _run(
     """Load the model, run all rows, and return the counts. Raises a ZincError."""
     from zinc.cli import loading
     from zinc.server.batch.run import BatchRun
-    from zinc.server.http import inside
+    from zinc.server.http import in_process
 
     async with application.started() as pool:
         await pool.until_started()
@@ -185,7 +185,7 @@ async def _run(
         batch = BatchRun(
             Path(args.input),
             journal,
-            lambda row: inside.post(application.inside, row.url, row.body),
+            lambda row: in_process.post(application.in_process, row.url, row.body),
             args.in_flight or _in_flight(model),
             args.max_body,
         )

@@ -21,7 +21,7 @@ from zinc.server.batch import rows
 from zinc.server.batch.journal import Journal, digest
 from zinc.server.batch.rows import Row, RowError
 from zinc.server.batch.run import answered
-from zinc.server.http import inside
+from zinc.server.http import in_process
 
 _MAX_QUEUE = 1 << 16  # requests that wait in an engine; rows of a batch are never refused
 
@@ -149,5 +149,5 @@ class Answers:
         reply = await answered(row, self._send)
         return row.custom_id, rows.answer_line(row.custom_id, reply).decode(), reply.status != 200
 
-    async def _send(self, row: Row) -> inside.Reply:
-        return await inside.post(self._replica.inside, row.url, row.body)
+    async def _send(self, row: Row) -> in_process.Reply:
+        return await in_process.post(self._replica.in_process, row.url, row.body)

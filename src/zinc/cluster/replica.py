@@ -54,9 +54,9 @@ class Replica:
             raise ZincError("the replica has no model that can answer")
 
     @property
-    def inside(self) -> ASGIApp:
+    def in_process(self) -> ASGIApp:
         """The application for requests from within, without access checks."""
-        return self._application.inside
+        return self._application.in_process
 
     async def answer(self, request: Forwarded) -> AsyncGenerator[Part]:
         """Yield the parts of the answer to a request. Closing the generator cancels the request."""

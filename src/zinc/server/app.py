@@ -38,8 +38,8 @@ from zinc.server.runtime.pool import ModelPool
 class Application:
     """The server without its sockets.
 
-    asgi: the ASGI application. inside: the same without access checks, for requests from within the
-    process.
+    asgi: the ASGI application. in_process: the same without access checks, for requests from within
+    the process.
     pool: the models (None before the start). Raises FormatError if the file of a model does not
     exist, and RequestError if the folder of batches cannot be used.
     """
@@ -62,7 +62,7 @@ class Application:
         self.body_memory = BodyMemory(app, config.body_memory_bytes)
         app = Access(self.body_memory, config, _is_public)
         self.asgi: ASGIApp = RequestLog(app, self.metrics, self._route_of)
-        self.inside: ASGIApp = RequestLog(self.body_memory, self.metrics, self._route_of)
+        self.in_process: ASGIApp = RequestLog(self.body_memory, self.metrics, self._route_of)
 
     @asynccontextmanager
     async def started(self) -> AsyncGenerator[ModelPool]:
@@ -85,7 +85,7 @@ class Application:
             return None
         return BatchQueue(
             self._batches,
-            self.inside,
+            self.in_process,
             self.config.api_keys,
             self.config.batch_in_flight,
             self.config.max_body_bytes,

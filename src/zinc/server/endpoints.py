@@ -24,6 +24,7 @@ from zinc.server.apis.ollama import generate as ollama_generate
 from zinc.server.apis.ollama import manage as ollama_manage
 from zinc.server.apis.ollama import models as ollama_models
 from zinc.server.apis.openai import batches, chat, completions, embeddings, files
+from zinc.server.apis.openai.chat_request import ChatFields
 from zinc.server.apis.openai.responses import endpoints as responses
 from zinc.server.apis.openai.responses.fields import ResponseFields
 from zinc.server.apis.shared.fields import LoraScale
@@ -84,11 +85,11 @@ _FILE, _BATCH = "/v1/files/{id}", "/v1/batches/{id}"
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     _post(
-        "/v1/chat/completions", chat.chat_completions, chat.ChatFields,
+        "/v1/chat/completions", chat.chat_completions, ChatFields,
         "Continue a conversation", "OpenAI", "/chat/completions", streams=EVENT_STREAM,
     ),
     _post(
-        "/v1/chat/completions/input_tokens", chat.count_tokens, chat.ChatFields,
+        "/v1/chat/completions/input_tokens", chat.count_tokens, ChatFields,
         "Count the tokens of a conversation", "llama.cpp", "/chat/completions/input_tokens",
     ),
     _post(
@@ -191,7 +192,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _post("/tokenize", tokens.tokenize, tokens.TokenizeFields, "Text to tokens", "llama.cpp"),
     _post("/detokenize", tokens.detokenize, tokens.DetokenizeFields, "Tokens to text", "llama.cpp"),
     _post(
-        "/apply-template", tokens.apply_template, chat.ChatFields,
+        "/apply-template", tokens.apply_template, ChatFields,
         "The prompt of a conversation, as text", "llama.cpp",
     ),
     _get("/props", status.props, "Properties and defaults", "llama.cpp", query=("model",)),
@@ -252,7 +253,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _get("/api/v0/models", lmstudio_models.models, "The models and their state", "LM Studio"),
     _get("/api/v0/models/{name:path}", lmstudio_models.model, "One model", "LM Studio"),
     _post(
-        "/api/v0/chat/completions", lmstudio_generate.chat_completions, chat.ChatFields,
+        "/api/v0/chat/completions", lmstudio_generate.chat_completions, ChatFields,
         "Continue a conversation", "LM Studio", streams=EVENT_STREAM,
     ),
     _post(

@@ -18,8 +18,8 @@ from zinc.server.batch.rows import Row
 from zinc.server.batch.run import BatchRun
 from zinc.server.batch.store import ENDED, BatchStore, Record, owner, owner_id, shown
 from zinc.server.errors import ApiError
-from zinc.server.http import inside
-from zinc.server.http.inside import Reply
+from zinc.server.http import in_process
+from zinc.server.http.in_process import Reply
 from zinc.server.http.responses import stop
 
 log = logging.getLogger("zinc.server")
@@ -143,7 +143,7 @@ class BatchQueue:
         async def send(row: Row) -> Reply:
             if store.used_bytes >= store.max_bytes:
                 raise _StorageFullError
-            return await inside.post(self._app, row.url, row.body, headers, PRIORITY)
+            return await in_process.post(self._app, row.url, row.body, headers, PRIORITY)
 
         # Reading the journal of an earlier process may take seconds.
         with await asyncio.to_thread(Journal, store.journal_path(batch["id"])) as journal:

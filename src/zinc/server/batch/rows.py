@@ -15,7 +15,7 @@ from typing import Any
 
 from zinc.server.errors import ApiError, invalid, unsupported
 from zinc.server.http.body import count_values, parse_json
-from zinc.server.http.inside import Reply
+from zinc.server.http.in_process import Reply
 from zinc.server.http.responses import encode_json
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")

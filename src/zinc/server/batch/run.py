@@ -10,7 +10,7 @@ from pathlib import Path
 from zinc.server.batch import rows
 from zinc.server.batch.journal import Journal, digest
 from zinc.server.batch.rows import Row, RowError
-from zinc.server.http.inside import Reply
+from zinc.server.http.in_process import Reply
 from zinc.server.http.responses import stop
 
 Send = Callable[[Row], Awaitable[Reply]]

@@ -108,36 +108,37 @@ def _describe(operation: Operation, path: str) -> dict[str, Any]:
             **{str(s): {"description": _MEANINGS[s], "content": error} for s in sorted(statuses)},
         },
     }
-    parameters = [
-        {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
-        for name in operation.query
-    ]
-    parameters += [
-        {"name": part[1:-1], "in": "path", "required": True,
-         "schema": {"type": "string"}}
-        for part in path.split("/")
-        if part.startswith("{")
-    ]  # fmt: skip
-    if parameters:
+    if parameters := _parameters(operation, path):
         found["parameters"] = parameters
-    if operation.fields is not None:
-        schema = {"$ref": _REF.format(model=operation.fields.__name__)}
-        found["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": schema}},
-        }
+    if (body := _body(operation)) is not None:
+        found["requestBody"] = {"required": True, "content": body}
+    return found
+
+
+def _parameters(operation: Operation, path: str) -> list[dict[str, Any]]:
+    """Return the parameters in the query and in the path."""
+    in_path = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    places = [(name, "query", False) for name in operation.query]
+    places += [(name, "path", True) for name in in_path]
+    return [
+        {"name": name, "in": place, "required": required, "schema": {"type": "string"}}
+        for name, place, required in places
+    ]
+
+
+def _body(operation: Operation) -> dict[str, Any] | None:
+    """Return the content of request bodies by media type, None for an operation without a body."""
+    if operation.is_upload:
+        return {"multipart/form-data": {"schema": _UPLOAD}}
+    schema: dict[str, Any]
     if operation.items is not None:
         items = {"$ref": _REF.format(model=operation.items.__name__)}
-        found["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": {"type": "array", "items": items}}},
-        }
-    if operation.is_upload:
-        found["requestBody"] = {
-            "required": True,
-            "content": {"multipart/form-data": {"schema": _UPLOAD}},
-        }
-    return found
+        schema = {"type": "array", "items": items}
+    elif operation.fields is not None:
+        schema = {"$ref": _REF.format(model=operation.fields.__name__)}
+    else:
+        return None
+    return {"application/json": {"schema": schema}}
 
 
 _UPLOAD = {

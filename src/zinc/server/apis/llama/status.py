@@ -17,6 +17,7 @@ from zinc.server.apis.shared.service import Service, client_of
 from zinc.server.errors import ApiError
 from zinc.server.http.responses import JSONResponse
 from zinc.server.runtime.runner import Generation
+from zinc.server.runtime.served_model import ServedModel
 from zinc.tokenizer import Tokenizer
 
 
@@ -57,42 +58,46 @@ async def slots(service: Service, request: Request) -> Response:
     """Answer with the running and waiting sequences, without their text."""
     async with service.pool.use(request.query_params.get("model")) as model:
         live = list(model.runner.live)
-        name = client_of(service, request).name
-
-        def mine(generation: Generation) -> bool:
-            return not service.config.api_keys or generation.client.name == name
-
         total = model.llm.engine.max_sequences
-        speculates = model.llm.engine.speculation is not None
         if "fail_on_no_slot" in request.query_params and len(live) >= total:
             raise ApiError(503, "no slot is free", f"{len(live)} sequences are running or waiting")
-        rows: list[dict[str, Any]] = [
-            {
-                "id": i,
-                "n_ctx": model.context,
-                "speculative": speculates and each.job.params.speculate,
-                "is_processing": True,
-                "is_waiting": not each.running,
-                "n_prompt_tokens": each.n_prompt,
-                # Other API keys must not see stop strings and biases.
-                **({"params": settings(each.job.params, model)} if mine(each) else {}),
-                "next_token": {
-                    "has_next_token": True,
-                    "n_remain": -1
-                    if each.job.params.max_tokens is None
-                    else each.job.params.max_tokens - each.n_generated,
-                    "n_decoded": each.n_generated,
-                },
-            }
+        name = client_of(service, request).name
+        rows = [
+            # Other API keys must not see stop strings and biases.
+            _slot(model, i, each, not service.config.api_keys or each.client.name == name)
             for i, each in enumerate(live)
         ]
         rows += [
             {
                 "id": i,
                 "n_ctx": model.context,
-                "speculative": speculates,
+                "speculative": model.llm.engine.speculation is not None,
                 "is_processing": False,
             }
             for i in range(len(live), total)
         ]
         return JSONResponse(rows)
+
+
+def _slot(
+    model: ServedModel, index: int, generation: Generation, shows_params: bool
+) -> dict[str, Any]:
+    """Return the state of a sequence. shows_params: with the settings of its request."""
+    params = generation.job.params
+    speculates = model.llm.engine.speculation is not None
+    return {
+        "id": index,
+        "n_ctx": model.context,
+        "speculative": speculates and params.speculate,
+        "is_processing": True,
+        "is_waiting": not generation.running,
+        "n_prompt_tokens": generation.n_prompt,
+        **({"params": settings(params, model)} if shows_params else {}),
+        "next_token": {
+            "has_next_token": True,
+            "n_remain": -1
+            if params.max_tokens is None
+            else params.max_tokens - generation.n_generated,
+            "n_decoded": generation.n_generated,
+        },
+    }

@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from zinc.server.apis.openai.chat import ChatFields, to_request
+from zinc.server.apis.openai.chat_request import ChatFields, to_request
 from zinc.server.apis.shared import prompts
 from zinc.server.apis.shared.chat.prompt import prompt_of
 from zinc.server.apis.shared.fields import (

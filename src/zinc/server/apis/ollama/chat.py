@@ -24,7 +24,7 @@ from zinc.server.apis.ollama.common import (
 )
 from zinc.server.apis.ollama.keep_alive import keep, load_or_unload
 from zinc.server.apis.ollama.messages import Messages, plain_messages
-from zinc.server.apis.openai.chat import template_arguments
+from zinc.server.apis.openai.chat_request import template_arguments
 from zinc.server.apis.openai.tools import Tool, plain_tools
 from zinc.server.apis.openai.usage import chat_logprobs
 from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished, Piece

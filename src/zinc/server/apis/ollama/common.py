@@ -15,7 +15,7 @@ from pydantic import Field
 
 from zinc.engine.sampling import SamplingParams
 from zinc.engine.sequence import Timings
-from zinc.server.apis.openai.chat import ThinkingFields
+from zinc.server.apis.openai.chat_request import ThinkingFields
 from zinc.server.apis.shared.fields import (
     MAX_TOP_LOGPROBS,
     Constraint,

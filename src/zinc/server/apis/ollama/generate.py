@@ -25,7 +25,7 @@ from zinc.server.apis.ollama.common import (
     timestamp,
 )
 from zinc.server.apis.ollama.keep_alive import keep, load_or_unload
-from zinc.server.apis.openai.chat import template_arguments
+from zinc.server.apis.openai.chat_request import template_arguments
 from zinc.server.apis.openai.completions import jobs_of
 from zinc.server.apis.openai.usage import chat_logprobs
 from zinc.server.apis.shared.chat.answer import ChatAnswer, Finished

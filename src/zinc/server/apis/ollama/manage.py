@@ -99,45 +99,17 @@ async def pull_model(service: Service, request: Request) -> Response:
     """Download a model and offer it."""
     fields = await read_fields(service, request, PullFields)
     _check_allowed(service)
-    name, model = fields.wanted, registry_name(fields.wanted)
-    loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | None]()
-    gone = threading.Event()
-
-    def tell(event: Event) -> None:
-        if gone.is_set():
-            raise _StoppedError
-        loop.call_soon_threadsafe(events.put_nowait, event)
-
-    def work() -> None:
-        try:
-            path = pull(model, tell)
-        finally:
-            loop.call_soon_threadsafe(events.put_nowait, None)
-        offered = _offer_download(service, ModelSource(name, path))
-        asyncio.run_coroutine_threadsafe(offered, loop).result()
-
-    task = loop.run_in_executor(None, work)
-
-    async def lines() -> AsyncGenerator[bytes]:
-        yield line({"status": "pulling manifest"})
-        while (event := await events.get()) is not None:
-            yield line(progress_line(event))
-        await _settled(task)
-        yield line(_SUCCESS)
-
-    async def close() -> None:
-        gone.set()
-
+    download = _Download(service, fields.wanted, registry_name(fields.wanted))
     if fields.stream is False:
         try:
-            await _settled(task)
+            await download.end()
         finally:
-            gone.set()
+            await download.stop()
         return JSONResponse(_SUCCESS)
     noted = record(request)
     return EventStream(
-        lines(),
-        close=close,
+        download.lines(),
+        close=download.stop,
         on_error=OLLAMA.error_event,
         ping_interval_s=0,
         media_type=OLLAMA.media_type,
@@ -145,14 +117,53 @@ async def pull_model(service: Service, request: Request) -> Response:
     )
 
 
-async def _settled(task: asyncio.Future[None]) -> None:
-    """Wait for a download. Raises ApiError 404 or 502 with the reason of a failure."""
-    try:
-        await asyncio.shield(task)
-    except ModelNameError as error:
-        raise ApiError(404, error.what, error.why, error.hint, code="model_not_found") from None
-    except ZincError as error:
-        raise ApiError(502, error.what, error.why, error.hint, code="pull_failed") from None
+class _Download:
+    """A download in another thread, after which the server offers the model.
+
+    name: for clients. model: as `zinc.hub.pull.pull` takes it.
+    """
+
+    def __init__(self, service: Service, name: str, model: str) -> None:
+        self._service, self._name, self._model = service, name, model
+        self._loop = asyncio.get_running_loop()
+        self._events = asyncio.Queue[Event | None]()  # None is the end
+        self._stopped = threading.Event()
+        self._task = self._loop.run_in_executor(None, self._run)
+
+    async def lines(self) -> AsyncGenerator[bytes]:
+        """Yield the progress as lines of a stream. Raises ApiError, as `end` does."""
+        yield line({"status": "pulling manifest"})
+        while (event := await self._events.get()) is not None:
+            yield line(progress_line(event))
+        await self.end()
+        yield line(_SUCCESS)
+
+    async def end(self) -> None:
+        """Wait for the end. Raises ApiError 404 or 502 with the reason of a failure."""
+        try:
+            await asyncio.shield(self._task)
+        except ModelNameError as error:
+            raise ApiError(404, error.what, error.why, error.hint, code="model_not_found") from None
+        except ZincError as error:
+            raise ApiError(502, error.what, error.why, error.hint, code="pull_failed") from None
+
+    async def stop(self) -> None:
+        """End the download at its next event, if it has not ended."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        """Download the model and offer it, in another thread."""
+        try:
+            path = pull(self._model, self._note)
+        finally:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, None)
+        offered = _offer_download(self._service, ModelSource(self._name, path))
+        asyncio.run_coroutine_threadsafe(offered, self._loop).result()
+
+    def _note(self, event: Event) -> None:
+        if self._stopped.is_set():
+            raise _StoppedError
+        self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
 
 def progress_line(event: Event) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from zinc.server.errors import ApiError
 from zinc.server.http.access import key_in
 from zinc.server.http.body import read_json
 from zinc.server.http.fields import Fields, parse
-from zinc.server.http.inside import HIGHEST_PRIORITY
+from zinc.server.http.in_process import HIGHEST_PRIORITY
 from zinc.server.http.log import report_failure
 from zinc.server.http.responses import (
     PING_INTERVAL_S,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from zinc.server.apis.openai.chat import Effort, ThinkingFields, Verbosity
+from zinc.server.apis.openai.chat_request import Effort, ThinkingFields, Verbosity
 from zinc.server.apis.openai.common import NeutralFields, StreamOptions
 from zinc.server.apis.openai.responses.tools import ResponseTool
 from zinc.server.apis.shared.fields import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from zinc.chat.messages import ROLES, text_of
 from zinc.core.errors import RequestError, UnsupportedError
-from zinc.server.apis.openai.chat import template_arguments
+from zinc.server.apis.openai.chat_request import template_arguments
 from zinc.server.apis.openai.custom_tools import function_name, text_arguments
 from zinc.server.apis.openai.responses.fields import ResponseFields
 from zinc.server.apis.openai.responses.tools import ResponseTools
