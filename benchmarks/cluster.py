@@ -355,7 +355,7 @@ def front(args: argparse.Namespace) -> dict[str, Any]:
     """Kill one of two fronts `args.kills` times under load; return the outcomes of the requests."""
     import ray
 
-    from zinc.cluster import control, fronts
+    from zinc.cluster import control, front_actors
 
     cluster(args, "--fronts", "2")
     control.connect(args.address)
@@ -364,7 +364,7 @@ def front(args: argparse.Namespace) -> dict[str, Any]:
         with Load(args.workers) as load:
             for _ in range(args.kills):
                 time.sleep(args.pause)
-                while fronts.state()[0] != "RUNNING":
+                while front_actors.state()[0] != "RUNNING":
                     time.sleep(0.1)
                 names = [n for n in ray.util.list_named_actors() if n.startswith("front-")]
                 ray.kill(ray.get_actor(rng.choice(sorted(names))), no_restart=False)

@@ -29,7 +29,7 @@ select.select = no_select
 """
 IMPORT_ALL = """
 import pkgutil, zinc
-RAY_USERS = "app", "control", "fronts", "handles", "model_check", "router"
+RAY_USERS = "app", "control", "front_actors", "handles", "model_check", "router"
 NEED_RAY = {f"zinc.cluster.{x}" for x in RAY_USERS}
 for module in pkgutil.walk_packages(zinc.__path__, "zinc."):
     if not module.name.endswith("__main__") and module.name not in NEED_RAY:

@@ -4,8 +4,8 @@
 
 `front.py` forwards requests and repeats those of a lost replica, `ingress.py` serves it over HTTP,
 `routing.py` chooses a replica by cached prefix and load, and `replica.py` runs the server's
-application. `fronts.py` starts fronts as Ray actors, and `app.py` makes Serve applications. Only
-these two, `handles.py`, `router.py` and `control.py` import Ray, which needs the extra
+application. `front_actors.py` starts fronts as Ray actors, and `app.py` makes Serve applications.
+Only these two, `handles.py`, `router.py` and `control.py` import Ray, which needs the extra
 `zinc-llm[ray]`. `batch` answers a dataset of Ray Data with engines on many machines.
 """
 

@@ -16,7 +16,7 @@ from ray.serve.config import ProxyLocation
 from ray.serve.schema import ApplicationStatus
 
 from zinc.cli.text import size
-from zinc.cluster import fronts
+from zinc.cluster import front_actors
 from zinc.cluster.app import target
 from zinc.cluster.applications import (
     FRONT_APPLICATION,
@@ -114,21 +114,21 @@ def up(options: ClusterOptions, host: str, port: int) -> None:
     settings["max_connections"] = options.max_connections
     is_new = not any(map(is_of_cluster, running))
     if is_new:
-        fronts.stop()  # those of a Serve that was shut down
+        front_actors.stop()  # those of a Serve that was shut down
     serve.start(proxy_location=ProxyLocation.Disabled)
     gone = _gone(running, {each.name for each in needed})
     kept = [name for name in names if application_name(name) in running]
     if gone and kept:  # no request should wait for a model that is gone
-        fronts.update({**settings, "models": kept}, options.fronts)
+        front_actors.update({**settings, "models": kept}, options.fronts)
     for name in gone:
         serve.delete(name)
     try:
         if is_new:  # an address that cannot be used is an error before models are loaded
-            fronts.update({**settings, "models": names}, options.fronts)
+            front_actors.update({**settings, "models": names}, options.fronts)
         # Ray Serve would wait for ever for the room of a machine that is lost.
         serve.run_many([target(each) for each in needed], wait_for_applications_running=False)
         _wait_until_running(needed, options.by_model())
-        fronts.update({**settings, "models": names}, options.fronts)
+        front_actors.update({**settings, "models": names}, options.fronts)
     except ZincError:
         if is_new:
             _stop()
@@ -185,7 +185,7 @@ def _gone(running: Iterable[str], needed: Collection[str]) -> list[str]:
 def status(dashboard: str) -> Status:
     """Return the state of the cluster. Raises RequestError if there is none."""
     found = serve.status().applications
-    state, message = fronts.state()
+    state, message = front_actors.state()
     front = found.get(FRONT_APPLICATION)
     if front is not None:
         state, message = front.status.value, front.message
@@ -222,7 +222,7 @@ def down() -> None:
 
 def _stop() -> None:
     """Stop the fronts, then the models, and Serve if nothing else runs on it."""
-    fronts.stop()
+    front_actors.stop()
     names = serve.status().applications
     if all(map(is_of_cluster, names)):
         serve.shutdown()

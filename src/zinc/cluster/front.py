@@ -10,7 +10,6 @@ replicas, since each keeps its own.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -18,10 +17,11 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from zinc.cluster import merged_metrics
-from zinc.cluster.messages import Forwarded, Part, sendable
+from zinc.cluster.client_answer import ClientAnswer, refuse
+from zinc.cluster.messages import Forwarded, Part, body_of, sendable, status_of, with_body
 from zinc.cluster.model_routes import (
     LISTS,
     access_probe,
@@ -30,16 +30,10 @@ from zinc.cluster.model_routes import (
     merged_list,
 )
 from zinc.cluster.prompt_blocks import prompt_blocks, request_fields
-from zinc.server.apis.anthropic.messages import ANTHROPIC
-from zinc.server.apis.ollama.common import OLLAMA
-from zinc.server.apis.openai.common import OPENAI
-from zinc.server.apis.openai.responses.endpoints import RESPONSES
-from zinc.server.apis.shared.service import StreamEvents
 from zinc.server.errors import ApiError, unknown_model
 from zinc.server.http.access import key_in
 from zinc.server.http.body import BODY_TIMEOUT_S, late_body
-from zinc.server.http.dialect import error_body, speaks_anthropic, speaks_ollama
-from zinc.server.http.responses import JSONResponse, stop, unless_disconnected
+from zinc.server.http.responses import stop, unless_disconnected
 
 _ATTEMPTS = 5
 _PAUSE_S = 0.2  # before the second attempt; doubles with each further one
@@ -50,7 +44,6 @@ _HEALTH = ("/health", "/v1/health")
 _EACH_START_S = 5.0  # time for a replica of each model to begin with a request to all models
 _REFUSED = (401, 403, 421)  # statuses with which a replica denies access
 _Reply = TypeVar("_Reply")
-_EVENTS, _LINES = b"text/event-stream", b"application/x-ndjson"
 
 
 class ReplicaLostError(Exception):
@@ -97,9 +90,9 @@ class Front:
         except ClientDisconnect:
             return
         except ApiError as error:
-            await _refuse(error, scope, receive, send)
+            await refuse(error, scope, receive, send)
             return
-        answer = _Answer(scope, send)
+        answer = ClientAnswer(scope, send)
         with suppress(ClientDisconnect):  # ends the answer of the replica
             await unless_disconnected(
                 Request(scope, answer.until_complete(receive)),
@@ -107,7 +100,7 @@ class Front:
             )
 
     async def _whole_answer(
-        self, scope: Scope, body: bytes, answer: _Answer, receive: Receive
+        self, scope: Scope, body: bytes, answer: ClientAnswer, receive: Receive
     ) -> None:
         """Answer a request, with an error if it cannot be answered."""
         try:
@@ -128,7 +121,7 @@ class Front:
             raise late_body() from None
         return bytes(body)
 
-    async def _answer(self, scope: Scope, body: bytes, answer: _Answer) -> None:
+    async def _answer(self, scope: Scope, body: bytes, answer: ClientAnswer) -> None:
         """Answer a request. Raises ApiError."""
         fields = request_fields(body)
         key = key_in(Headers(scope=scope)) if self._separates_keys else ""
@@ -155,7 +148,7 @@ class Front:
                 await self._forward(request, answer, replicas)
 
     async def _replicas(
-        self, request: Forwarded, fields: Mapping[str, Any], answer: _Answer
+        self, request: Forwarded, fields: Mapping[str, Any], answer: ClientAnswer
     ) -> Replicas | None:
         """Return the replicas of the model that a request names.
 
@@ -169,13 +162,13 @@ class Front:
         # Replicas check API keys. A client without a key must not learn model names either.
         probe = Forwarded(access_probe(scope), b"")
         reply = await self._whole(probe, next(iter(models.values())))
-        if _status(reply) not in _REFUSED:
+        if status_of(reply) not in _REFUSED:
             raise unknown_model(asked, models)
         for part in reply:
             await answer.write(part)
         return None
 
-    async def _forward(self, request: Forwarded, answer: _Answer, replicas: Replicas) -> None:
+    async def _forward(self, request: Forwarded, answer: ClientAnswer, replicas: Replicas) -> None:
         """Send the request to a replica, and to others while replicas are lost. Raises ApiError."""
         pause_s = self._pause_s
         for attempt in range(_ATTEMPTS):
@@ -218,19 +211,19 @@ class Front:
             async for part in parts:
                 yield part
 
-    async def _list(self, request: Forwarded, answer: _Answer) -> None:
+    async def _list(self, request: Forwarded, answer: ClientAnswer) -> None:
         """Answer with a list of all models. Those without a replica are left out."""
         # Pages are cut from the whole list.
         whole = replace(request, scope={**request.scope, "query_string": b""})
         replies = await self._of_each(lambda replicas: self._whole(whole, replicas, _EACH_START_S))
-        reply = next((each for each in replies if _status(each) != 200), None)
+        reply = next((each for each in replies if status_of(each) != 200), None)
         if reply is None:
-            body = merged_list(request.scope, [_body(each) for each in replies])
-            reply = _with_body(replies[0], body)
+            body = merged_list(request.scope, [body_of(each) for each in replies])
+            reply = with_body(replies[0], body)
         for part in reply:
             await answer.write(part)
 
-    async def _health(self, request: Forwarded, answer: _Answer) -> None:
+    async def _health(self, request: Forwarded, answer: ClientAnswer) -> None:
         """Answer whether a replica of any model is healthy."""
         replies = [
             asyncio.create_task(self._whole(request, replicas, _EACH_START_S))
@@ -242,7 +235,7 @@ class Front:
                     reply, error = await ended, None
                 except ApiError as raised:
                     reply, error = [], raised
-                if reply and _status(reply) == 200:
+                if reply and status_of(reply) == 200:
                     break
             if error is not None:
                 raise error
@@ -251,17 +244,17 @@ class Front:
         finally:
             await stop(replies)
 
-    async def _metrics(self, request: Forwarded, answer: _Answer) -> None:
+    async def _metrics(self, request: Forwarded, answer: ClientAnswer) -> None:
         """Answer with the metrics of all replicas. Raises ApiError 503."""
         start_s = _EACH_START_S if len(self.models) > 1 else None
         replies = await self._of_each(
             lambda replicas: self._of_replicas(request, replicas, start_s)
         )
         found = [reply for each in replies for reply in each]
-        reply = next((each for each in found if _status(each) != 200), None)
+        reply = next((each for each in found if status_of(each) != 200), None)
         if reply is None:
-            texts = {each[0].replica: _body(each).decode() for each in found}
-            reply = _with_body(found[-1], merged_metrics.merge(texts).encode())
+            texts = {each[0].replica: body_of(each).decode() for each in found}
+            reply = with_body(found[-1], merged_metrics.merge(texts).encode())
         for part in reply:
             await answer.write(part)
 
@@ -293,7 +286,7 @@ class Front:
     async def _try_each(
         self,
         request: Forwarded,
-        answer: _Answer,
+        answer: ClientAnswer,
         models: Iterable[Replicas],
         goes_on: Callable[[int], bool],
     ) -> None:
@@ -306,27 +299,43 @@ class Front:
         for replicas in models:
             avoid: tuple[str, ...] = ()
             while True:
-                try:
-                    async with aclosing(
-                        self._parts(replace(request, avoid=avoid), replicas)
-                    ) as parts:
-                        first = await anext(parts)
-                        if first.replica in avoid:
-                            break
-                        avoid = (*avoid, first.replica)
-                        if not first.messages:
-                            first = await anext(parts)
-                        if goes_on(_status([first])):
-                            reply = [first, *[part async for part in parts]]
-                            continue
-                        await answer.write(first)
-                        async for part in parts:
-                            await answer.write(part)
-                        return
-                except ReplicaLostError:
-                    raise _lost(during=answer.is_streaming) from None
+                attempt = replace(request, avoid=avoid)
+                name, found = await self._attempt(attempt, answer, replicas, goes_on)
+                if found is None:
+                    return
+                if name in avoid:  # all replicas have had the request
+                    break
+                avoid, reply = (*avoid, name), found
         for part in reply:
             await answer.write(part)
+
+    async def _attempt(
+        self,
+        request: Forwarded,
+        answer: ClientAnswer,
+        replicas: Replicas,
+        goes_on: Callable[[int], bool],
+    ) -> tuple[str, list[Part] | None]:
+        """Send the request to one replica; write its reply to the client unless `goes_on(status)`.
+
+        Returns the name of the replica and its reply: None if it was written, nothing if the
+        replica is in `request.avoid`. Raises ApiError 503 if the replica is lost.
+        """
+        try:
+            async with aclosing(self._parts(request, replicas)) as parts:
+                first = await anext(parts)
+                if first.replica in request.avoid:
+                    return first.replica, []
+                if not first.messages:
+                    first = await anext(parts)
+                if goes_on(status_of([first])):
+                    return first.replica, [first, *[part async for part in parts]]
+                await answer.write(first)
+                async for part in parts:
+                    await answer.write(part)
+                return first.replica, None
+        except ReplicaLostError:
+            raise _lost(during=answer.is_streaming) from None
 
     async def _whole(
         self, request: Forwarded, replicas: Replicas, start_s: float | None = None
@@ -339,109 +348,9 @@ class Front:
             raise _lost(during=False) from None
 
 
-class _Answer:
-    """The answer to a client.
-
-    The start of the response is held until its first bytes, so that another replica can still
-    answer. is_streaming: whether a part has been sent. is_complete: whether all have.
-    """
-
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self._scope, self._send = scope, send
-        self._start: Message | None = None
-        self._received = time.perf_counter()
-        self.is_streaming = False
-        self.is_complete = False
-
-    def until_complete(self, receive: Receive) -> Receive:
-        """Return `receive`, which does not return any more when the answer is complete.
-
-        Servers report the end of an answer like a client that disconnects.
-        """
-
-        async def received() -> Message:
-            message = await receive()
-            if self.is_complete:
-                await asyncio.Event().wait()
-            return message
-
-        return received
-
-    async def write(self, part: Part) -> None:
-        """Send the messages of a part."""
-        for message in part.messages:
-            if message["type"] == "http.response.start":
-                own_s = max(0.0, time.perf_counter() - self._received - part.seconds)
-                headers = [
-                    *message["headers"],
-                    (b"x-zinc-replica", part.replica.encode()),
-                    (b"server-timing", b"cluster;dur=%.2f" % (1e3 * own_s)),
-                ]
-                self._start = {**message, "headers": headers}
-                continue
-            if self._start is not None:
-                start, self._start = self._start, None
-                self.is_streaming = True
-                self._content_type = dict(start["headers"]).get(b"content-type", b"")
-                await self._send(start)
-            self.is_complete = not message.get("more_body", False)
-            await self._send(message)
-
-    def forget(self) -> None:
-        """Discard the start of a response, because another replica will answer."""
-        self._start = None
-
-    async def fail(self, error: ApiError, receive: Receive) -> None:
-        """End the answer with an error."""
-        if not self.is_streaming:
-            await _refuse(error, self._scope, receive, self._send)
-            return
-        if not self._content_type.startswith((_EVENTS, _LINES)):
-            raise error  # the client sees that the body is shorter than announced
-        events = _stream_events(self._scope)
-        await self._send(
-            {"type": "http.response.body", "body": events.error_event(error), "more_body": False}
-        )
-
-
 def _is_unknown(status: int) -> bool:
     """Return whether a replica lacks the stored response that a request is about."""
     return status in _UNKNOWN
-
-
-def _status(parts: list[Part]) -> int:
-    """Return the HTTP status of an answer, 503 if it has none."""
-    for part in parts:
-        for message in part.messages:
-            if message["type"] == "http.response.start":
-                status: int = message["status"]
-                return status
-    return 503
-
-
-def _body(parts: list[Part]) -> bytes:
-    return b"".join(message.get("body", b"") for part in parts for message in part.messages)
-
-
-def _with_body(parts: list[Part], body: bytes) -> list[Part]:
-    """Return the answer `parts` with another body."""
-    start = next(m for p in parts for m in p.messages if m["type"] == "http.response.start")
-    headers = [(k, v) for k, v in start["headers"] if k.lower() != b"content-length"]
-    headers.append((b"content-length", str(len(body)).encode()))
-    messages: tuple[Message, ...] = (
-        {**start, "headers": headers},
-        {"type": "http.response.body", "body": body},
-    )
-    return [replace(parts[-1], messages=messages)]
-
-
-def _stream_events(scope: Scope) -> StreamEvents:
-    """Return the events of the API that a request belongs to."""
-    if speaks_ollama(scope):
-        return OLLAMA
-    if speaks_anthropic(scope):
-        return ANTHROPIC
-    return RESPONSES if scope["path"].endswith("/responses") else OPENAI
 
 
 def _too_large(max_bytes: int) -> ApiError:
@@ -464,11 +373,6 @@ def _lost(during: bool) -> ApiError:
         code="replica_lost",
         headers={"Retry-After": "1"},
     )
-
-
-async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    response = JSONResponse(error_body(error, scope), error.status, error.headers)
-    await response(scope, receive, send)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.types import Message, Scope
@@ -46,3 +46,30 @@ def sendable(scope: Scope) -> dict[str, Any]:
     found = {name: scope[name] for name in _SENT if name in scope}
     found["headers"] = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
     return found
+
+
+def status_of(parts: list[Part]) -> int:
+    """Return the HTTP status of an answer, 503 if it has none."""
+    for part in parts:
+        for message in part.messages:
+            if message["type"] == "http.response.start":
+                status: int = message["status"]
+                return status
+    return 503
+
+
+def body_of(parts: list[Part]) -> bytes:
+    """Return the body of an answer."""
+    return b"".join(message.get("body", b"") for part in parts for message in part.messages)
+
+
+def with_body(parts: list[Part], body: bytes) -> list[Part]:
+    """Return the answer `parts` with another body."""
+    start = next(m for p in parts for m in p.messages if m["type"] == "http.response.start")
+    headers = [(k, v) for k, v in start["headers"] if k.lower() != b"content-length"]
+    headers.append((b"content-length", str(len(body)).encode()))
+    messages: tuple[Message, ...] = (
+        {**start, "headers": headers},
+        {"type": "http.response.body", "body": body},
+    )
+    return [replace(parts[-1], messages=messages)]

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from typing import Any
 
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Scope
 
 from zinc.cluster.messages import Forwarded, Part
 from zinc.cluster.prompt_blocks import BLOCK_BYTES, split
@@ -70,47 +70,22 @@ class Replica:
             self._text_bytes += len(blocks) * BLOCK_BYTES
             self._sketch.capacity = min(REPORTED_BLOCKS, self._cached_blocks())
             self._sketch.add(blocks)
-        ready: asyncio.Queue[Message | None] = asyncio.Queue()
-        gone = asyncio.Event()
-        body: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
-
-        async def receive() -> Message:
-            if body:
-                return body.pop()
-            await gone.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Message) -> None:
-            ready.put_nowait(message)
-
-        async def run() -> None:
-            try:
-                await self._application.asgi({**request.scope}, receive, send)
-            finally:
-                ready.put_nowait(None)
-
-        task = asyncio.create_task(run())
+        call = _Call(self._application.asgi, request)
         try:
             has_begun, is_open = False, True
             while is_open:
                 try:
                     async with asyncio.timeout(None if has_begun else _BEGIN_S):
-                        messages = [await ready.get()]
+                        messages, is_open = await call.next_messages()
                 except TimeoutError:
                     has_begun = True
                     yield Part(self.name, 0.0)
                     continue
                 has_begun = True
-                while not ready.empty():
-                    messages.append(ready.get_nowait())
-                is_open = None not in messages
-                seconds = time.perf_counter() - started
-                found = tuple(message for message in messages if message is not None)
-                yield Part(self.name, seconds, found)
-            await task
+                yield Part(self.name, time.perf_counter() - started, tuple(messages))
+            await call.end()
         finally:
-            gone.set()
-            await stop([task])
+            await call.cancel()
 
     def routing_stats(self) -> dict[str, Any]:
         """Return the sketch of the prefix cache for routers, and a number that changes with it."""
@@ -129,3 +104,46 @@ class Replica:
             (a.n_blocks for a in engine.allocators), default=0
         )
         return int(n_tokens * per_token) // BLOCK_BYTES
+
+
+class _Call:
+    """A call of an ASGI application with a whole request, whose messages are collected."""
+
+    def __init__(self, application: ASGIApp, request: Forwarded) -> None:
+        self._request: list[Message] = [
+            {"type": "http.request", "body": request.body, "more_body": False}
+        ]
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue()  # None is the end
+        self._cancelled = asyncio.Event()
+        self._task = asyncio.create_task(self._run(application, {**request.scope}))
+
+    async def next_messages(self) -> tuple[list[Message], bool]:
+        """Wait for a message; return all that are ready, and whether others may follow."""
+        ready = [await self._messages.get()]
+        while not self._messages.empty():
+            ready.append(self._messages.get_nowait())
+        return [message for message in ready if message is not None], None not in ready
+
+    async def end(self) -> None:
+        """Wait for the end of the call. Raises the error of the application."""
+        await self._task
+
+    async def cancel(self) -> None:
+        """Let the application see that the client has gone, and stop it."""
+        self._cancelled.set()
+        await stop([self._task])
+
+    async def _run(self, application: ASGIApp, scope: Scope) -> None:
+        try:
+            await application(scope, self._receive, self._send)
+        finally:
+            self._messages.put_nowait(None)
+
+    async def _receive(self) -> Message:
+        if self._request:
+            return self._request.pop()
+        await self._cancelled.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        self._messages.put_nowait(message)
