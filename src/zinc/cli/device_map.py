@@ -21,32 +21,8 @@ def devices(plan: SplitPlan) -> list[int]:
 
 
 def report(plan: SplitPlan, names: Sequence[str], shape: StepShape, context: int) -> dict[str, Any]:
-    """Return devices, transfers and sums as JSON values; `before` is the index of a launch.
-
-    For a sum, each device that has a part sends it, and each device receives the total.
-    """
-    crossings: list[dict[str, Any]] = []
-    sums: list[dict[str, Any]] = []
-    at = 0
-    for entry in plan.schedule:
-        if isinstance(entry, AllReduce):
-            total = entry.terms[0].total
-            senders = [names[x.device] for x in entry.terms if x.part is not None]
-            n_copies = len(senders) + len(entry.terms)
-            n_bytes = n_copies * 4 * total.cols * shape.rows_of(total.dim)
-            sums.append({"before": at, "senders": senders, "bytes": n_bytes})
-        elif isinstance(entry, Transfer):
-            crossings.append(
-                {
-                    "before": at,
-                    "source": names[entry.source],
-                    "target": names[entry.target],
-                    "value": entry.sent.id,
-                    "bytes": 4 * entry.sent.cols * shape.rows_of(entry.sent.dim),
-                }
-            )
-        else:
-            at += entry.last - entry.first
+    """Return devices, transfers and sums as JSON values."""
+    transfers, sums = _exchanges(plan, names, shape)
     parts = [
         {
             "backend": name,
@@ -59,13 +35,45 @@ def report(plan: SplitPlan, names: Sequence[str], shape: StepShape, context: int
         }
         for name, part in zip(names, plan.parts, strict=True)
     ]
-    n_bytes = sum(crossing["bytes"] for crossing in (*crossings, *sums))
+    n_bytes = sum(each["bytes"] for each in (*transfers, *sums))
     return {
         "devices": parts,
-        "transfers": crossings,
+        "transfers": transfers,
         "sums": sums,
         "transfer_bytes_per_token": n_bytes / (shape.tokens * shape.sequences),
     }
+
+
+def _exchanges(
+    plan: SplitPlan, names: Sequence[str], shape: StepShape
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the transfers and the sums of a step; `before` is the index of a launch.
+
+    For a sum, each device that has a part sends it, and each device receives the total.
+    """
+    transfers: list[dict[str, Any]] = []
+    sums: list[dict[str, Any]] = []
+    at = 0
+    for entry in plan.schedule:
+        if isinstance(entry, AllReduce):
+            total = entry.terms[0].total
+            senders = [names[x.device] for x in entry.terms if x.part is not None]
+            n_copies = len(senders) + len(entry.terms)
+            n_bytes = n_copies * 4 * total.cols * shape.rows_of(total.dim)
+            sums.append({"before": at, "senders": senders, "bytes": n_bytes})
+        elif isinstance(entry, Transfer):
+            transfers.append(
+                {
+                    "before": at,
+                    "source": names[entry.source],
+                    "target": names[entry.target],
+                    "value": entry.sent.id,
+                    "bytes": 4 * entry.sent.cols * shape.rows_of(entry.sent.dim),
+                }
+            )
+        else:
+            at += entry.last - entry.first
+    return transfers, sums
 
 
 def layers_of(part: Plan) -> list[int]:

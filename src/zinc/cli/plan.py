@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zinc.cli import usage
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from zinc.backends.api import StepCounts
     from zinc.backends.plans import Launch, Operand, Plan
     from zinc.engine.load.fit import FitReport
+    from zinc.engine.load.planned import PlannedModel
     from zinc.engine.step_cost import StepShape
 
 MATRIX_COLOR, CACHE_COLOR = "#cfe2f3", "#fce5cd"  # launches that read matrices or a KV cache
@@ -39,65 +41,97 @@ def run(args: argparse.Namespace) -> int:
     if args.json and args.dot:
         raise UsageError("give either --json or --dot")
 
-    from zinc.backends.plans import SplitPlan
-    from zinc.cli import device_map, fit_text, loading
-    from zinc.cli.inspect import nextn_memory
+    from zinc.cli import loading
     from zinc.engine.load.options import BATCH_TOKENS
     from zinc.engine.load.planning import plan_model
-    from zinc.engine.step_cost import StepShape
 
     most = args.tokens if args.tokens > BATCH_TOKENS else None
     path = usage.model_path(args)
     options = usage.load_options(args, path=path, batch_tokens=most, max_outputs=1)
     with plan_model(options) as planned:
         loading.print_choice(planned.choice)
-        file, spec, backend = planned.file, planned.spec, planned.backend
-        kv_dtype = planned.kv_dtype
-        plan = planned.plan_for(args.depth + args.tokens)
-        shape = StepShape(args.tokens, 1, args.depth, kv_dtype)
+        report = _Report.of(planned, args.tokens, args.depth)
+        if args.dot:
+            print(dot(report.plan))
+        elif args.json:
+            json.dump(report.as_json(), sys.stdout, indent=2)
+            print()
+        else:
+            print(report.as_text())
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """The plan of a step, with its cost and memory.
+
+    barriers: see `barrier_report`. split: see `device_map.report`; empty if the model is on one
+    device.
+    """
+
+    planned: PlannedModel
+    plan: Plan
+    shape: StepShape
+    fit: FitReport
+    memory: dict[str, Any]
+    barriers: dict[str, Any]
+    split: dict[str, Any]
+
+    @classmethod
+    def of(cls, planned: PlannedModel, n_tokens: int, depth: int) -> _Report:
+        """Return the report on a step of `n_tokens` after `depth` cached tokens."""
+        from zinc.backends.plans import SplitPlan
+        from zinc.cli import device_map, fit_text
+        from zinc.cli.inspect import nextn_memory
+        from zinc.engine.step_cost import StepShape
+
+        spec, backend, kv_dtype = planned.spec, planned.backend, planned.kv_dtype
+        plan = planned.plan_for(depth + n_tokens)
+        shape = StepShape(n_tokens, 1, depth, kv_dtype)
         counts = backend.counts(
-            plan,
-            kv_dtype,
-            tokens=args.tokens,
-            outputs=1,
-            sequences=1,
-            keys=args.depth + args.tokens,
+            plan, kv_dtype, tokens=n_tokens, outputs=1, sequences=1, keys=depth + n_tokens
         )
-        barriers = barrier_report(counts, spec.n_layers)
         context = planned.options.context or spec.context
-        fitting = fit_text.report_of(planned, context)
-        memory = {**_memory(fitting), **nextn_memory(file, spec)}
+        fit = fit_text.report_of(planned, context)
+        memory = {**_memory(fit), **nextn_memory(planned.file, spec)}
         split: dict[str, Any] = {}
         if isinstance(plan, SplitPlan) and backend.split is not None:
             split = device_map.report(plan, backend.split.names, shape, context)
-        if args.dot:
-            print(dot(plan))
-        elif args.json:
-            json.dump(
-                {
-                    "model": str(file.path),
-                    "backend": backend.name,
-                    **describe(plan, shape),
-                    **barriers,
-                    **memory,
-                    **fit_text.as_json(fitting),
-                    **split,
-                },
-                sys.stdout,
-                indent=2,
-            )
-            print()
-        else:
-            print(f"{file.path} on {backend.describe()}: {len(plan.launches)} launches\n")
-            where = device_map.columns(plan, split) if isinstance(plan, SplitPlan) else None
-            print(launches(plan, shape, where))
-            print(totals(plan, shape, memory))
-            if split:
-                print(device_map.text(split))
-            if counts is not None:
-                print(f"on the device: {barrier_text(barriers)}")
-            print(fit_text.verdict(fitting))
-    return 0
+        barriers = barrier_report(counts, spec.n_layers)
+        return cls(planned, plan, shape, fit, memory, barriers, split)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        from zinc.cli import fit_text
+
+        return {
+            "model": str(self.planned.file.path),
+            "backend": self.planned.backend.name,
+            **describe(self.plan, self.shape),
+            **self.barriers,
+            **self.memory,
+            **fit_text.as_json(self.fit),
+            **self.split,
+        }
+
+    def as_text(self) -> str:
+        """Return the report as text."""
+        from zinc.backends.plans import SplitPlan
+        from zinc.cli import device_map, fit_text
+
+        plan, backend = self.plan, self.planned.backend
+        where = device_map.columns(plan, self.split) if isinstance(plan, SplitPlan) else None
+        n_launches = len(plan.launches)
+        lines = [
+            f"{self.planned.file.path} on {backend.describe()}: {n_launches} launches\n",
+            launches(plan, self.shape, where),
+            totals(plan, self.shape, self.memory),
+        ]
+        if self.split:
+            lines.append(device_map.text(self.split))
+        if self.barriers:
+            lines.append(f"on the device: {barrier_text(self.barriers)}")
+        return "\n".join([*lines, fit_text.verdict(self.fit)])
 
 
 def barrier_report(counts: StepCounts | None, n_layers: int) -> dict[str, Any]:

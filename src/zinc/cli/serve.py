@@ -53,6 +53,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_speculate(parser)
     usage.add_lora(parser)
     usage.add_sampler(parser, "sampling (defaults for requests)")
+    _add_prefix_cache(parser)
+    _add_network(parser)
+    _add_limits(parser)
+    _add_batches(parser)
+    parser.add_argument(
+        "--pooling",
+        choices=("mean", "cls", "last", "none"),
+        help="pooling of embeddings (default: the model's, else mean); none returns a row for each "
+        "token, on /embedding only",
+    )
+    usage.add_chat_template(parser)
+    parser.add_argument(
+        "--ignore-unknown-fields",
+        action="store_true",
+        help="ignore fields of requests that no API defines instead of refusing them",
+    )
+    parser.add_argument(
+        "--strict-model-names",
+        action="store_true",
+        help="answer 404 for a model name that is not served, also when one model is served "
+        "(default: one model answers for any name)",
+    )
+    parser.add_argument(
+        "--log-json", action="store_true", help="log requests as JSON, one object per line"
+    )
+
+
+def _add_prefix_cache(parser: argparse.ArgumentParser) -> None:
     cache = parser.add_argument_group("prefix cache")
     cache.add_argument(
         "--cache-dir",
@@ -82,6 +110,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share the cache between API keys; a client can then find out what another has sent "
         "(default: each key has its own)",
     )
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("network")
     network.add_argument(
         "--host", default="127.0.0.1", help="address to serve on (default: %(default)s)"
@@ -120,6 +151,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a further host name by which clients may call the server without a key",
     )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     waiting = "requests that may wait beside the running ones"
     usage.add_number(limits, "--max-waiting", usage.natural, 64, waiting)
@@ -150,6 +184,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     grace = "time for running answers to finish on shutdown"
     usage.add_number(limits, "--grace", usage.quantity, 10.0, grace, "SECONDS")
+
+
+def _add_batches(parser: argparse.ArgumentParser) -> None:
     batches = parser.add_argument_group("batches", "docs/batch.md describes them")
     batches.add_argument(
         "--batch-dir",
@@ -166,27 +203,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     rows = "rows of a batch that run at a time, after the requests of other clients"
     usage.add_number(batches, "--batch-in-flight", usage.count, 8, rows)
-    parser.add_argument(
-        "--pooling",
-        choices=("mean", "cls", "last", "none"),
-        help="pooling of embeddings (default: the model's, else mean); none returns a row for each "
-        "token, on /embedding only",
-    )
-    usage.add_chat_template(parser)
-    parser.add_argument(
-        "--ignore-unknown-fields",
-        action="store_true",
-        help="ignore fields of requests that no API defines instead of refusing them",
-    )
-    parser.add_argument(
-        "--strict-model-names",
-        action="store_true",
-        help="answer 404 for a model name that is not served, also when one model is served "
-        "(default: one model answers for any name)",
-    )
-    parser.add_argument(
-        "--log-json", action="store_true", help="log requests as JSON, one object per line"
-    )
 
 
 def run(args: argparse.Namespace) -> int:

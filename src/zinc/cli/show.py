@@ -73,7 +73,7 @@ def _local(path: Path) -> tuple[dict[str, Any], str]:
 
 def _remote(name: HubName) -> tuple[dict[str, Any], str]:
     """Return the quantisations of a repository, as JSON values and as text. Raises a ZincError."""
-    from zinc.cli import downloads, fit_text
+    from zinc.cli import downloads
     from zinc.hub.choice import choose
     from zinc.hub.errors import ModelNameError
     from zinc.hub.events import ignore
@@ -101,30 +101,36 @@ def _remote(name: HubName) -> tuple[dict[str, Any], str]:
         }
         for variant, fit in zip(variants, fits, strict=True)
     ]
-    context, available = fits[0].context_tokens, fits[0].available_bytes
-    lines = [
-        f"{name.repo} is not on this machine; its quantisations are",
-        table(
-            ("quantisation", "size |", "memory |", "fits", "decode", ""),
-            [
-                (
-                    row["quantisation"],
-                    size(row["bytes"]),
-                    size(row["needed_bytes"]),
-                    "yes" if row["fits"] else "no",
-                    fit_text.speed(row["decode_tokens_per_s"]),
-                    "`zinc pull` takes this one" if row["recommended"] else "",
-                )
-                for row in rows
-            ],
-        ),
-        f"memory: with a context of {context:,} tokens; {size(available)} are available",
-    ]
     found = {
         "repository": name.repo,
         "commit": repository.commit,
-        "context_tokens": context,
-        "available_bytes": available,
+        "context_tokens": fits[0].context_tokens,
+        "available_bytes": fits[0].available_bytes,
         "quantisations": rows,
     }
-    return found, "\n".join(lines)
+    return found, _remote_text(found)
+
+
+def _remote_text(found: dict[str, Any]) -> str:
+    """Return the description of a repository, made by `_remote`, as text."""
+    from zinc.cli import fit_text
+
+    rows = [
+        (
+            row["quantisation"],
+            size(row["bytes"]),
+            size(row["needed_bytes"]),
+            "yes" if row["fits"] else "no",
+            fit_text.speed(row["decode_tokens_per_s"]),
+            "`zinc pull` takes this one" if row["recommended"] else "",
+        )
+        for row in found["quantisations"]
+    ]
+    return "\n".join(
+        (
+            f"{found['repository']} is not on this machine; its quantisations are",
+            table(("quantisation", "size |", "memory |", "fits", "decode", ""), rows),
+            f"memory: with a context of {found['context_tokens']:,} tokens; "
+            f"{size(found['available_bytes'])} are available",
+        )
+    )
