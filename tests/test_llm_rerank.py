@@ -11,9 +11,9 @@ from models.harness import ENCODERS, FIXTURES, expected, rewrite
 from present import computing
 
 from zinc import LLM, Tokenizer
-from zinc.answers import ReadoutTask, ranked
 from zinc.core.errors import ModelError, RequestError, TextTooLongError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
+from zinc.llm.answers import ReadoutTask, ranked
 from zinc.models import load
 
 RERANKER = ENCODERS / "reranker.gguf"

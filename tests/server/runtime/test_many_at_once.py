@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from serving import MODEL, PATIENCE_S, Brake, Running, running, wait_for
 
-import zinc.model_text
+import zinc.llm.model_text
 from zinc import LLM, SamplingParams
 from zinc.engine.engine import Engine
 from zinc.engine.sequence import Sequence
@@ -149,13 +149,13 @@ def test_dry_breakers_are_computed_outside_the_engine_thread(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each takes a scan of the vocabulary, which must not delay streams."""
-    found, threads = zinc.model_text.breaker_sequences, []
+    found, threads = zinc.llm.model_text.breaker_sequences, []
 
     def noting(*args: Any) -> Any:
         threads.append(threading.current_thread().name)
         return found(*args)
 
-    monkeypatch.setattr(zinc.model_text, "breaker_sequences", noting)
+    monkeypatch.setattr(zinc.llm.model_text, "breaker_sequences", noting)
     dry = {"dry_multiplier": 0.8, "max_tokens": 2}
     for i, (path, more) in enumerate(
         [

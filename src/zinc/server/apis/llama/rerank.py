@@ -14,9 +14,9 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from zinc.answers import ranked
 from zinc.core.errors import TextTooLongError
 from zinc.engine.limits import check_ranks
+from zinc.llm.answers import ranked
 from zinc.server.apis.shared import prompts
 from zinc.server.apis.shared.embeddings import read_all
 from zinc.server.apis.shared.fields import QueueFields, Strings

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from zinc.answers import ReadoutTask
 from zinc.core.errors import RequestError
 from zinc.engine.load.model import LoadedModel
 from zinc.engine.load.weights import Progress
 from zinc.engine.readout import Readout, TextLikelihood, TextLogits
+from zinc.llm.answers import ReadoutTask
 from zinc.ops.values import FloatArray
 
 

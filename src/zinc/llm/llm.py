@@ -20,33 +20,6 @@ from typing import Any, cast, overload
 
 import numpy as np
 
-from zinc import scoring
-from zinc.answers import (
-    Chunk,
-    Completion,
-    CompletionTask,
-    RankedDocument,
-    ReadoutTask,
-    Stream,
-    StreamTask,
-    ranked,
-)
-from zinc.arguments import (
-    LoraFiles,
-    adapter_options,
-    check_file,
-    check_load,
-    check_messages,
-    check_number,
-    check_scales,
-    check_tools,
-    is_conversation,
-    is_one_prompt,
-    prompt_ids,
-    sampling_params,
-    take_sampling,
-    with_text,
-)
 from zinc.backends import api
 from zinc.chat import renderer
 from zinc.chat.template import ChatTemplate
@@ -67,7 +40,34 @@ from zinc.engine.sampling import SamplingParams, recommended
 from zinc.engine.structured import ConstraintLike, Grammar, start_constraints
 from zinc.engine.worker import EngineWorker
 from zinc.grammar.kinds import Kind
-from zinc.model_text import ModelText
+from zinc.llm import scoring
+from zinc.llm.answers import (
+    Chunk,
+    Completion,
+    CompletionTask,
+    RankedDocument,
+    ReadoutTask,
+    Stream,
+    StreamTask,
+    ranked,
+)
+from zinc.llm.arguments import (
+    LoraFiles,
+    adapter_options,
+    check_file,
+    check_load,
+    check_messages,
+    check_number,
+    check_scales,
+    check_tools,
+    is_conversation,
+    is_one_prompt,
+    prompt_ids,
+    sampling_params,
+    take_sampling,
+    with_text,
+)
+from zinc.llm.model_text import ModelText
 from zinc.models.parts.context import RopeScaling
 from zinc.models.parts.projection import projection
 from zinc.models.parts.ranking import rank_head
