@@ -11,14 +11,12 @@ if TYPE_CHECKING:
     from zinc.backends.api import Backend
 
 
-def backends(
-    threads: int | None = None, options: Mapping[str, str] | None = None
-) -> Iterator[tuple[str, Backend | ZincError]]:
+def backends(options: Mapping[str, str]) -> Iterator[tuple[str, Backend | ZincError]]:
     """Yield the name of each backend, with the backend or the error that opening it raises."""
     from zinc.backends import api
 
     for name in api.discover():
         try:
-            yield name, api.create(name, threads, options)
+            yield name, api.create(name, options=options)
         except ZincError as error:
             yield name, error

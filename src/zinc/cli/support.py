@@ -218,7 +218,7 @@ def _devices(options: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     from zinc.cli import machine
 
     devices: dict[str, dict[str, Any]] = {}
-    for name, backend in machine.backends(options=options):
+    for name, backend in machine.backends(options):
         if isinstance(backend, ZincError):
             devices[name] = {"ready": False, "description": backend.in_options()}
         elif backend.capabilities.kind is not BackendKind.DRY_RUN:

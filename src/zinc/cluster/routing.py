@@ -55,11 +55,11 @@ class Sketch:
 class RoutingTable:
     """The sketches of all replicas, by the name of the replica.
 
-    capacity: most blocks of a sketch. slack: see `SLACK`.
+    capacity: most blocks of a sketch.
     """
 
-    def __init__(self, capacity: int, slack: int = SLACK) -> None:
-        self._capacity, self._slack = capacity, slack
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
         self._sketches: dict[str, Sketch] = {}
         self._reports: dict[str, int] = {}
         self._recent: dict[str, list[list[list[bytes]]]] = {}
@@ -103,7 +103,7 @@ class RoutingTable:
 
         def order(name: str) -> tuple[bool, int, int, int, str]:
             sketch = self._sketches.get(name)
-            is_busy = loads[name] > least + self._slack
+            is_busy = loads[name] > least + SLACK
             found = 0 if sketch is None or is_busy else sketch.n_matching(blocks)
             n_cached = 0 if sketch is None else len(sketch)
             return name in avoided, -found, loads[name], n_cached, name

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from zinc.core.errors import RequestError
 from zinc.grammar.schema.document import load
@@ -210,8 +210,8 @@ def _depth(graph: dict[str, list[str]], start: str, seen: set[str], order: int) 
     return deepest
 
 
-def grammar_of(rules: Rules, *, before: Sequence[str] = ()) -> str:
+def grammar_of(rules: Rules) -> str:
     """Return a whole Lark grammar that starts with a schema's first rule."""
-    source = "\n".join([f"start: {rules.start}", *before, *rules.lines])
+    source = "\n".join([f"start: {rules.start}", *rules.lines])
     check_references(source)
     return source

@@ -26,14 +26,11 @@ class ShortName:
 class Catalogue:
     """The short names of a TOML file: a table for each family, from size to repository."""
 
-    def __init__(self, path: Path = _DATA) -> None:
-        self._path = path
-
     @cached_property
     def _families(self) -> Mapping[str, Mapping[str, str]]:
         import tomllib  # only commands that use a short name need it
 
-        with self._path.open("rb") as file:
+        with _DATA.open("rb") as file:
             return tomllib.load(file)
 
     def __iter__(self) -> Iterator[ShortName]:

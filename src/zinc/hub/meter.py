@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 
 _WINDOW_S = 5.0
 
@@ -12,13 +11,13 @@ _WINDOW_S = 5.0
 class Meter:
     """Speed meter of a transfer of `total` bytes that begins at `done` bytes."""
 
-    def __init__(self, done: int, total: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._total, self._clock = total, clock
-        self._samples: deque[tuple[float, int]] = deque([(clock(), done)])
+    def __init__(self, done: int, total: int) -> None:
+        self._total = total
+        self._samples: deque[tuple[float, int]] = deque([(time.monotonic(), done)])
 
     def update(self, done: int) -> tuple[float, float | None]:
         """Return bytes a second, and the seconds left; None while the rate is 0."""
-        now = self._clock()
+        now = time.monotonic()
         self._samples.append((now, done))
         while len(self._samples) > 2 and now - self._samples[0][0] > _WINDOW_S:
             self._samples.popleft()

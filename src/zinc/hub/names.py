@@ -184,19 +184,17 @@ def _is_written_as_path(text: str) -> bool:
     )
 
 
-def _repository(
-    repo: str, choice: str | None, revision: str = DEFAULT_REVISION, endpoint: str | None = None
-) -> HubName:
+def _repository(repo: str, choice: str | None, endpoint: str | None = None) -> HubName:
     if choice is None:
-        return HubName(repo, None, None, revision, endpoint)
+        return HubName(repo, None, None, DEFAULT_REVISION, endpoint)
     if choice.lower().endswith(".gguf"):
-        return HubName(repo, None, _file_path(choice), revision, endpoint)
+        return HubName(repo, None, _file_path(choice), DEFAULT_REVISION, endpoint)
     if not _QUANTISATION.fullmatch(choice):
         raise ModelNameError(
             f"{repo}:{choice} is no model",
             f"{choice!r} is neither a quantisation such as Q4_K_M nor a .gguf file",
         )
-    return HubName(repo, choice, None, revision, endpoint)
+    return HubName(repo, choice, None, DEFAULT_REVISION, endpoint)
 
 
 def _file_path(path: str) -> str:

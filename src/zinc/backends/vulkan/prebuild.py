@@ -20,12 +20,14 @@ from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import MATRIX_SHAPES, SQUARE, Features
 from zinc.gpu.kv_layout import DTYPES
 
+_BLOCK_TOKENS = 64  # of the KV cache, in every load
+
 
 def shaders(
-    plan: Plan, features: Features, steps: Iterable[Bucket], kv_dtype: str, block_tokens: int = 64
+    plan: Plan, features: Features, steps: Iterable[Bucket], kv_dtype: str
 ) -> set[KernelVariant]:
     """Return the kernels that a plan runs in `steps` on a device with `features`."""
-    found = ahead.kernels(SLANG_KERNELS, plan, features, steps, kv_dtype, block_tokens)
+    found = ahead.kernels(SLANG_KERNELS, plan, features, steps, kv_dtype, _BLOCK_TOKENS)
     return {for_device(kernel, features) for kernel in found}
 
 

@@ -157,14 +157,13 @@ def _plan_within(model: OpenModel, options: LoadOptions, backend: Backend | None
     return replace(planned, choice=replace(planned.choice, note=note))
 
 
-def _plan(
-    model: OpenModel, options: LoadOptions, backend: Backend | None, reason: str = ""
-) -> PlannedModel:
+def _plan(model: OpenModel, options: LoadOptions, backend: Backend | None) -> PlannedModel:
     """Return the plans of a model on `backend`, or on the devices that the options choose.
 
-    reason: why `backend` runs the model. Raises a `ZincError`.
+    Raises a `ZincError`.
     """
     check_mode(options)
+    reason = ""
     if model.spec.is_encoder:
         options = _encoder_options(model.spec, options)
     large, draft_bytes = _with_drafts(model, options), _draft_bytes(options)

@@ -47,6 +47,5 @@ class Repeat:
 
 Node: TypeAlias = Chars | Anchor | Sequence | Choice | Repeat
 EMPTY = Sequence(())
-NOTHING = Choice(())
 ANY_CHARS = Chars(SCALARS)
 ANY_TEXT = Repeat(ANY_CHARS, 0, None)

@@ -25,11 +25,6 @@ class Bound:
     value: Decimal
     is_open: bool = False
 
-    @property
-    def negated(self) -> Bound:
-        """Return the bound of -x, where this is the bound of x."""
-        return Bound(self.value.copy_negate(), self.is_open)  # a minus sign would round
-
 
 def integer_pattern(low: int | None, high: int | None) -> str | None:
     """Return a pattern of the integers from `low` to `high`, or None if there are none."""

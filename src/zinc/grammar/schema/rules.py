@@ -107,6 +107,6 @@ class SchemaRules:
         return conjunction([located])
 
 
-def rules_of(schema: Json, *, prefix: str = "value", spacing: Spacing = FLEXIBLE) -> Rules:
+def rules_of(schema: Json, *, prefix: str = "value") -> Rules:
     """Return the rules of a JSON schema. Raises SchemaError."""
-    return SchemaRules(schema, spacing=spacing).json(prefix)
+    return SchemaRules(schema).json(prefix)

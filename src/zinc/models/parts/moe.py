@@ -189,9 +189,9 @@ def routed_experts(
     down = w.matrix("ffn_down_exps", width, e.ffn, e.count)
     b_gate = b_up = b_down = None
     if e.biases:
-        b_gate = w.plane_vectors("ffn_gate_exps", e.count, e.ffn)
-        b_up = w.plane_vectors("ffn_up_exps", e.count, e.ffn)
-        b_down = w.plane_vectors("ffn_down_exps", e.count, spec.hidden)
+        b_gate = w.plane_biases("ffn_gate_exps", e.count, e.ffn)
+        b_up = w.plane_biases("ffn_up_exps", e.count, e.ffn)
+        b_down = w.plane_biases("ffn_down_exps", e.count, spec.hidden)
     activation, attrs = layer.activation(e.limits)
     h = g.moe_glu(x, order, starts, gate, up, b_gate, b_up, activation=activation, **attrs)
     scale = w.optional_vector("ffn_down_exps", e.count, "scale")

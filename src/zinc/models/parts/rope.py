@@ -105,18 +105,15 @@ class Rope:
         return max(0.0, low), min(self.dims - 1.0, high)
 
 
-def rope_from(
-    file: GGUFFile, arch: str, head_dim: int, *, neox: bool, base: float | None = None
-) -> Rope:
+def rope_from(file: GGUFFile, arch: str, head_dim: int, *, neox: bool) -> Rope:
     """Return the RoPE that `{arch}.rope.*` and the tensors of frequency divisors describe.
 
     The tensors are `rope_freqs`, or the pair `rope_factors_short` and `rope_factors_long`
-    (LongRoPE, Ding et al. 2024), which replaces other scaling. base: overrides the file's. Raises
-    UnsupportedError for an unknown scaling type and ModelError for impossible numbers.
+    (LongRoPE, Ding et al. 2024), which replaces other scaling. Raises UnsupportedError for an
+    unknown scaling type and ModelError for impossible numbers.
     """
     dims = check_dims(file, file.int(f"{arch}.rope.dimension_count", default=head_dim), head_dim)
-    if base is None:
-        base = file.float(f"{arch}.rope.freq_base", default=10000.0)
+    base = file.float(f"{arch}.rope.freq_base", default=10000.0)
     freqs, short, long = (
         divisors_from(file, f"rope_{name}.weight", dims)
         for name in ("freqs", "factors_short", "factors_long")

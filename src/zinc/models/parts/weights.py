@@ -145,9 +145,9 @@ class Weights:
         whole = self._get(full, shape)
         return Weight(whole.name, whole.type, (math.prod(shape),))
 
-    def plane_vectors(self, name: str, planes: int, cols: int, suffix: str = "bias") -> Weight:
-        """Return required vectors [planes, cols] as one flat vector."""
-        whole = self._get(f"{self.prefix}{name}.{suffix}", (planes, cols))
+    def plane_biases(self, name: str, planes: int, cols: int) -> Weight:
+        """Return the required biases [planes, cols] of `name` as one flat vector."""
+        whole = self._get(f"{self.prefix}{name}.bias", (planes, cols))
         return Weight(whole.name, whole.type, (planes * cols,))
 
     def pick(self, name: str, shape: tuple[int, int], rows: tuple[int, ...], part: str) -> Weight:
