@@ -160,61 +160,79 @@ def assign_roles(vocabulary: Vocabulary, fields: Fields, defaults: dict[str, int
     defaults: ids of `bos`, `eos` and `unk` that the kind of tokenizer implies if the file names
     none. Ids outside the vocabulary count as missing.
     """
-    n = len(vocabulary)
-
-    def stated(*keys: str) -> int | None:
-        for key in keys:
-            id = fields.integer(PREFIX + key)
-            if id is not None and 0 <= id < n:
-                return id
-        return None
-
-    def role(name: str, key: str) -> int | None:
-        id = stated(key)
-        if id is None:
-            id = defaults.get(name)
-        return id if id is not None and id < n else None
-
-    def found(keys: tuple[str, ...], texts: Sequence[str]) -> int | None:
-        id = stated(*keys)
-        if id is None and (id := vocabulary.first(texts)) is not None:
-            control.add(id)
-        return id
-
-    control: set[int] = set()
-    eos = role("eos", "eos_token_id")
-    eot = found(("eot_token_id",), _END_OF_TURN)
-    eom = found(("eom_token_id",), _END_OF_MESSAGE)
-    prefix, suffix, middle = (found(keys, texts) for keys, texts in _FIM.items())
-    pad, repository, file = (found(keys, texts) for keys, texts in _FIM_ENDS.items())
-    ends = {pad, repository, file}
+    finder = _RoleFinder(vocabulary, fields, defaults)
+    eos = finder.with_default("eos", "eos_token_id")
+    eot = finder.by_text(("eot_token_id",), _END_OF_TURN)
+    eom = finder.by_text(("eom_token_id",), _END_OF_MESSAGE)
+    prefix, suffix, middle = (finder.by_text(keys, texts) for keys, texts in _FIM.items())
+    pad, repository, file = (finder.by_text(keys, texts) for keys, texts in _FIM_ENDS.items())
     fill = None
     if prefix is not None and suffix is not None and middle is not None:
         fill = FillMarks(prefix, suffix, middle, repository, file)
     well_known = {vocabulary.ids[text] for text in _END_OF_GENERATION if text in vocabulary.ids}
     frame = {vocabulary.ids[text] for text in _HARMONY_FRAME if text in vocabulary.ids}
-    control |= well_known | frame
-    vocabulary.kinds[sorted(control)] = TokenKind.CONTROL
-
-    eog = {id for id in ends | well_known | {eos, eot, eom} if id is not None}
-    texts_of_eog = {vocabulary.texts[id] for id in eog}
-    end = vocabulary.ids.get("<|end|>")
-    if end in eog and any(a & texts_of_eog and b & texts_of_eog for a, b in _ENDS_MESSAGE_ONLY):
-        eog.discard(end)
-        frame.add(end)
-    # In Gemma 4 and PLaMo, `</s>` is an HTML tag.
-    tag = vocabulary.ids.get("</s>")
-    if tag in eog and texts_of_eog & {"<|tool_response>", "<|plamo:eos|>"}:
-        eog.discard(tag)
-        vocabulary.kinds[tag] = TokenKind.NORMAL
+    vocabulary.kinds[sorted(finder.control | well_known | frame)] = TokenKind.CONTROL
+    ends = well_known.union(id for id in (pad, repository, file, eos, eot, eom) if id is not None)
+    eog = _ends_of_answer(vocabulary, ends, frame)
     return Roles(
-        bos=role("bos", "bos_token_id"),
+        bos=finder.with_default("bos", "bos_token_id"),
         eos=eos,
         eot=eot,
-        unk=role("unk", "unknown_token_id"),
-        pad=stated("padding_token_id"),
-        sep=stated("seperator_token_id", "separator_token_id"),  # files have the first spelling
+        unk=finder.with_default("unk", "unknown_token_id"),
+        pad=finder.stated("padding_token_id"),
+        # Files have the first spelling.
+        sep=finder.stated("seperator_token_id", "separator_token_id"),
         eog=frozenset(eog),
         shown=frozenset(frame),
         fill=fill,
     )
+
+
+class _RoleFinder:
+    """Search for the tokens with a role. control: ids of those that were found by their text."""
+
+    def __init__(self, vocabulary: Vocabulary, fields: Fields, defaults: dict[str, int]) -> None:
+        self._vocabulary, self._fields, self._defaults = vocabulary, fields, defaults
+        self.control: set[int] = set()
+
+    def stated(self, *keys: str) -> int | None:
+        """Return the id under the first of `keys` that has a valid one, or None."""
+        for key in keys:
+            id = self._fields.integer(PREFIX + key)
+            if id is not None and 0 <= id < len(self._vocabulary):
+                return id
+        return None
+
+    def with_default(self, name: str, key: str) -> int | None:
+        """Return the id under `key`, or the default of the role `name`, or None."""
+        id = self.stated(key)
+        if id is None:
+            id = self._defaults.get(name)
+        return id if id is not None and id < len(self._vocabulary) else None
+
+    def by_text(self, keys: tuple[str, ...], texts: Sequence[str]) -> int | None:
+        """Return the id under one of `keys`, or that of the first of `texts`, or None."""
+        id = self.stated(*keys)
+        if id is None and (id := self._vocabulary.first(texts)) is not None:
+            self.control.add(id)
+        return id
+
+
+def _ends_of_answer(vocabulary: Vocabulary, ends: set[int], frame: set[int]) -> set[int]:
+    """Return those of `ends` that end an answer in this vocabulary.
+
+    A token that ends a message only is added to `frame`, and one that is plain text is marked so in
+    `vocabulary.kinds`.
+    """
+    eog = set(ends)
+    texts = {vocabulary.texts[id] for id in eog}
+    end = vocabulary.ids.get("<|end|>")
+    if end in eog and any(a & texts and b & texts for a, b in _ENDS_MESSAGE_ONLY):
+        eog.discard(end)
+        frame.add(end)
+    # In Gemma 4 and PLaMo, `</s>` is an HTML tag.
+    tag = vocabulary.ids.get("</s>")
+    if tag in eog and texts & {"<|tool_response>", "<|plamo:eos|>"}:
+        eog.discard(tag)
+        vocabulary.kinds[tag] = TokenKind.NORMAL
+    return eog
