@@ -25,6 +25,7 @@ PROGRAMS = {"python": sys.executable, "zinc": f"{sys.executable} -m zinc"}
 MODELFILE = "./Modelfile"
 REQUESTS, ANSWERS = "requests.jsonl", "answers.jsonl"
 CLUSTER = "cluster.yaml"
+CACHE = "zinc-cache"
 RESULTS = ("alone.json", "together.json")  # of `zinc bench`
 ADAPTER = re.compile(r"\badapter[\w-]*\.gguf")
 ADDRESS = "http://127.0.0.1:8080"  # of the server in every example
@@ -59,10 +60,12 @@ def write_adapters(text: str, folder: Path) -> None:
 def script(command: str, folder: Path) -> str:
     """Return a `zinc` or `python` command for this checkout, this Python and the demo model.
 
-    folder: where the Modelfile and the requests of the pages are; redirected output goes there.
+    folder: where the Modelfile and the requests of the pages are; redirected output and the prefix
+    cache go there.
     """
     command = with_demo_model(command).replace("git diff", "echo '+ x = 1'")
-    for name in (MODELFILE, REQUESTS, CLUSTER, ANSWERS, *RESULTS, *set(ADAPTER.findall(command))):
+    names = (MODELFILE, REQUESTS, CLUSTER, CACHE, ANSWERS, *RESULTS, *set(ADAPTER.findall(command)))
+    for name in names:
         command = command.replace(name, str(folder / name))
     command = re.sub(r"> (?=\w)", f"> {folder}/", command)
     return re.sub(r"\b(python(?= )|zinc(?= ))", lambda m: PROGRAMS[m[0]], command, count=1)
