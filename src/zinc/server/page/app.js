@@ -351,7 +351,7 @@ export class App {
     this.conversations.clear();
     this.open(this.blank());
     for (const id of ids) await this.store.remove(id);
-    toast("All conversations are deleted.");
+    toast("All conversations were deleted.");
   }
 
   async importFile(file) {

@@ -11,7 +11,7 @@ const FIELDS = [
   ["presence_penalty", "Presence penalty", -2, 2, 0.1, "0 is off"],
   ["frequency_penalty", "Frequency penalty", -2, 2, 0.1, "0 is off"],
   ["dry_multiplier", "DRY multiplier", 0, 5, 0.1, "penalises repeated phrases; 0 is off"],
-  ["max_tokens", "Longest answer", 1, 1_000_000, 1, "in tokens"],
+  ["max_tokens", "Maximum tokens", 1, 1_000_000, 1, "of the answer"],
   ["seed", "Seed", 0, 4_294_967_294, 1, "the same seed repeats an answer"],
 ];
 

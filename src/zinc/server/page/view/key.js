@@ -22,7 +22,7 @@ export class KeyDialog {
         "form",
         { onsubmit: submit },
         make("h2", { id: "key-title" }, "API key"),
-        make("p", {}, "The server was started with --api-key and asks for it."),
+        make("p", {}, "The server requires an API key (zinc serve --api-key)."),
         this.problem,
         make("label", {}, make("span", { class: "label" }, "Key"), this.input),
         make("label", { class: "check" }, this.keep, "Keep it in this browser"),

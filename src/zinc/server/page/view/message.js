@@ -227,7 +227,7 @@ export class MessageView {
         "div",
         {},
         make("button", { type: "button", onclick: end }, "Cancel"),
-        make("button", { type: "submit" }, node.role === "user" ? "Send" : "Keep as new version"),
+        make("button", { type: "submit" }, node.role === "user" ? "Send" : "Save as new version"),
       ),
     );
     area.addEventListener("keydown", (event) => {
