@@ -395,7 +395,7 @@ def test_the_error_names_a_kernel_that_the_driver_refuses(monkeypatch):
 
     monkeypatch.setattr(opened.vk, "vkCreateComputePipelines", refuse)
     pipelines = shaders.Pipelines(opened)
-    with pytest.raises(DeviceError, match="the driver does not take the kernel limits: vkCreateC"):
+    with pytest.raises(DeviceError, match="the driver rejects the kernel limits: vkCreateC"):
         pipelines.prepare([KernelVariant("limits", (("KIND", 0),))])
 
 

@@ -131,7 +131,7 @@ def test_run_takes_a_draft_model(zinc):
     refused = zinc("run", "Hello!", *options, "--speculate", "off")
     assert refused.status == 1
     assert refused.err.endswith(
-        "zinc: the speculation 'off' uses no draft model. Leave --draft or --speculate out.\n"
+        "zinc: the speculation mode 'off' uses no draft model. Leave --draft or --speculate out.\n"
     )
 
 
@@ -295,8 +295,8 @@ def test_chat_from_a_script(zinc, backend, tmp_path):
     assert saved.read_text() == f"system: Be brief.\n\nuser: Hello!\n\nassistant: {answer}\n"
     expected = f"Be brief.\n{answer}\nSaved to {saved}.\nSaved to {as_json}.\n{chat_command.HELP}\n"
     assert result.out == expected
-    assert "zinc: /nonsense is no command. /help lists them" in result.err
-    assert "zinc: /save does not know where to. Write /save FILE." in result.err
+    assert "zinc: /nonsense is not a command. /help lists them" in result.err
+    assert "zinc: /save needs a file. Write /save FILE." in result.err
     assert "zinc: cannot write" in result.err
 
 
@@ -395,7 +395,7 @@ def test_an_answer_that_fills_the_context_says_so(llm, capsys):
 
     chat = chat_command.Chat(llm, SamplingParams(temperature=0, ignore_eos=True), {})
     chat.take("word " * 470)
-    assert capsys.readouterr().err == "(stopped where the context ends)\n"
+    assert capsys.readouterr().err == "(stopped: the context is full)\n"
     chat.take("Hello!")  # and the conversation goes on
     assert "does not see the first turn" in capsys.readouterr().err
     assert len(chat.messages) == 4
@@ -414,7 +414,7 @@ def session(tmp_path) -> Iterator[Session]:
 
 @pytest.mark.skipif(not hasattr(os, "login_tty"), reason="needs os.login_tty (Python 3.11)")
 def test_ctrl_c_stops_the_answer_and_not_the_program(session, tmp_path):
-    session.expect("Ctrl-D leaves")
+    session.expect("Ctrl-D exits")
     session.expect("> ")
     session.send("Tell me a long story about a fox and a bear.\r")
     session.expect(r"bear\.\r\n")  # the echo
@@ -422,7 +422,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(session, tmp_path):
     session.send("\x03")
     session.expect(r"\(stopped\)")
     session.expect("> ")
-    session.press("\x03", r"\(Ctrl-D leaves\)")  # at the prompt, Ctrl-C only prints a hint
+    session.press("\x03", r"\(Ctrl-D exits\)")  # at the prompt, Ctrl-C only prints a hint
     session.expect("> ")
     session.send("/save " + str(tmp_path / "chat.json") + "\r")
     session.expect("Saved to")

@@ -90,6 +90,6 @@ def test_a_kernel_that_is_compiled_wrongly_is_named(
     result = zinc("verify", fixture_model, "--tokens", 2, "--backend", "vulkan", "--kernels")
     assert result.status == 1
     _, first, runs, *_ = result.out.splitlines()
-    assert f"({kernel}) departs in the case {case} of {kernel}: relative error" in first
+    assert f"({kernel}) differs in the case {case} of {kernel}: relative error" in first
     assert runs.startswith("it runs ")
     assert f"-DSUBGROUP={vulkan.create().features.subgroup}" in runs

@@ -157,7 +157,7 @@ def test_wrong_usage_ends_with_2(zinc, argv):
         ),
         (
             ["run", "a", "--kv-dtype", "f8"],
-            "--kv-dtype: 'f8' is none of auto, f16, q8_0, q4_0. See `zinc run --help`.\n",
+            "--kv-dtype: 'f8' is not one of auto, f16, q8_0, q4_0. See `zinc run --help`.\n",
         ),
         (["runn", "a"], "there is no command 'runn'; did you mean run? See `zinc --help`.\n"),
         (["frobnicate"], "there is no command 'frobnicate'. See `zinc --help`.\n"),
@@ -305,7 +305,7 @@ def test_a_damaged_model_file_is_one_line_on_stderr(zinc, tmp_path, fixture_mode
         (["run", "", "--raw", "--backend", "ref"], b"", "the prompt is empty"),
         (["run", "a b " * 9000, "--backend", "ref"], b"", "the prompt is too long"),
         (["run", "hi", "--context", "4", "--backend", "ref"], b"", "the prompt is too long"),
-        (["verify", "--tokens", "5000", "--backend", "ref"], b"", "--tokens 5000 is too much"),
+        (["verify", "--tokens", "5000", "--backend", "ref"], b"", "--tokens 5000 is too large"),
         (["bench", "--depth", "9999", "--backend", "ref"], b"", "a context of 10,127 tokens"),
     ],
 )

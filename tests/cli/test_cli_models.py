@@ -245,7 +245,7 @@ def test_plan_of_a_divided_model_shows_devices_and_transfers(zinc, fixture_model
         n_layers = file.metadata["qwen3.block_count"]
         hidden = file.metadata["qwen3.embedding_length"]
         embedding_bytes = file.tensors["token_embd.weight"].n_bytes
-    told = f"the last 1 of {n_layers} layers and the output on the device (as asked)"
+    told = f"the last 1 of {n_layers} layers and the output on the device (as requested)"
     assert told in result.err
     assert found["backend"] == "ref+cpu"
     assert [part["backend"] for part in found["devices"]] == ["ref", "cpu"]
@@ -262,7 +262,7 @@ def test_plan_of_a_divided_model_shows_devices_and_transfers(zinc, fixture_model
     assert found["launches"][stream[0]["before"]]["label"] == f"blk.{n_layers - 1}"
     text = zinc(*plan).out
     crossed = sum(t["bytes"] for t in found["transfers"])
-    assert f"between them: {len(found['transfers'])} values a step, {size(crossed)}" in text
+    assert f"between them: {len(found['transfers'])} values per step, {size(crossed)}" in text
 
 
 @pytest.mark.parametrize("share", [0.9, 0.6])
@@ -357,7 +357,7 @@ def test_the_plan_of_several_devices(zinc, fixture_model):
     assert found["transfer_bytes_per_token"] == crossed > 0
     text = zinc("plan", *model).out
     assert "on cpu #2: layers " in text
-    assert f"({size(crossed)} a token)" in text
+    assert f"({size(crossed)} per token)" in text
 
 
 def test_verify_and_plan_of_divided_tensors(zinc, fixture_model):
@@ -370,7 +370,7 @@ def test_verify_and_plan_of_divided_tensors(zinc, fixture_model):
     crossed = sum(each["bytes"] for each in (*found["transfers"], *found["sums"]))
     assert found["transfer_bytes_per_token"] == crossed
     text = zinc("plan", *divided, "--context", 64).out
-    assert f"and {len(found['sums'])} sums a step, {size(crossed)}" in text
+    assert f"and {len(found['sums'])} sums per step, {size(crossed)}" in text
 
 
 @pytest.mark.parametrize(
@@ -553,7 +553,7 @@ def test_verify_names_the_launch_that_departs(zinc, monkeypatch, fixture_model, 
     monkeypatch.setattr(api, "create", lambda name, *_: backends[name]())
     result = zinc("verify", fixture_model, "--backend", "cpu")
     assert result.status == 1
-    expected = rf"launch {index} \({kernel} of blk\.1\) departs in the prefill: relative error "
+    expected = rf"launch {index} \({kernel} of blk\.1\) differs in the prefill: relative error "
     assert re.search(expected + ("1.00e-02" if factor == 1.01 else "inf"), result.out)
     found = json.loads(
         zinc("verify", fixture_model, "--backend", "cpu", "--json").out, parse_constant=pytest.fail

@@ -47,7 +47,9 @@ def test_a_tuned_table_is_reported(zinc, tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_backend_without_tiles_is_an_error(zinc) -> None:
     done = zinc("tune", "--backend", "ref")
     assert done.status == 1
-    assert done.err.startswith("zinc: the backend ref has no tiles to tune: only GPUs have.")
+    assert done.err.startswith(
+        "zinc: the backend ref has no tiles to tune: only GPU backends have tiles."
+    )
 
 
 def test_a_table_that_cannot_be_written_is_an_error(

@@ -99,7 +99,7 @@ def chat(tmp_path, backend):
             XDG_STATE_HOME=state, **environment,
         )  # fmt: skip
         sessions.append(session)
-        session.expect("Ctrl-D leaves")
+        session.expect("Ctrl-D exits")
         session.expect("> ")
         return session
 

@@ -65,7 +65,9 @@ def test_a_bad_line_is_one_sentence(zinc, modelfile):
     modelfile.write_text("FROM x\nPARAMTER top_k 1\n")
     result = zinc("run", modelfile, "Hi")
     assert result.status == 1
-    assert result.err == ("zinc: Modelfile, line 2: PARAMTER is no instruction. Write PARAMETER.\n")
+    assert result.err == (
+        "zinc: Modelfile, line 2: PARAMTER is not an instruction. Write PARAMETER.\n"
+    )
 
 
 def test_serve_takes_the_settings_of_a_modelfile(modelfile):

@@ -191,7 +191,7 @@ def test_a_text_file_in_the_place_of_the_model_is_told(zinc, tmp_path, rest):
     result = zinc("run", path, *rest)
     assert (result.status, result.out) == (1, "")
     assert result.err == (
-        f"zinc: {path} is not a model: it is no GGUF file. Read a prompt from it with "
+        f"zinc: {path} is not a model: it is not a GGUF file. Read a prompt from it with "
         f"--file {path}.\n"
     )
 

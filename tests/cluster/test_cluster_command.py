@@ -150,11 +150,11 @@ def test_other_settings_leave_the_arguments_of_replicas_alone():
         ("models: {a: {replica: 2}}", "no option 'replica' of the model 'a'"),
         ("models: {a: {serve: {api_key: [k]}}}", "'a' cannot have 'api_key' of its own"),
         ("models: {a: {serve: {models: [b]}}}", "'a' cannot have 'models' of its own"),
-        ("models: {a: 3}", "the options of the model 'a' are no mapping"),
+        ("models: {a: 3}", "the options of the model 'a' are not a mapping"),
         ("models: {a: {replicas: 0}}", "a cluster needs replicas"),
         ("models: {a: {}}\nserve: {models: [b]}", "`serve` has 'models', and there are `models`"),
-        ("[1]", "it is no mapping"),
-        ("a: b: c", "is no YAML"),
+        ("[1]", "it is not a mapping"),
+        ("a: b: c", "is not valid YAML"),
     ],
 )
 def test_errors_in_a_config_file_name_the_option(capsys, tmp_path, text, error):

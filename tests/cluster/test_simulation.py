@@ -74,7 +74,7 @@ def test_depths_give_the_cost_of_keys_and_prompts_that_of_pairs():
 def test_reports_that_lack_something_are_refused():
     with pytest.raises(RequestError, match="lack prefill or decode"):
         step_times([{**report(1, 100), "prefill_tokens_per_s": None}])
-    with pytest.raises(RequestError, match="no result of `zinc bench`"):
+    with pytest.raises(RequestError, match="not a result of `zinc bench`"):
         step_times([{"a": 1}])
 
 
@@ -127,7 +127,7 @@ OTHER = ["", "1", "{", '{"at": 0}', '{"body": {}}', '{"body": {}, "at": -1}']
 def test_other_files_are_no_traces(tmp_path, text):
     path = tmp_path / "trace.jsonl"
     path.write_text(text)
-    with pytest.raises(RequestError, match="the trace has"):
+    with pytest.raises(RequestError, match=r"the trace (has no requests|cannot be read)"):
         read_trace(path)
 
 
@@ -272,10 +272,10 @@ def test_the_command_prints_a_table_and_json(bench, capsys, tmp_path):
     ("words", "status", "text"),
     [
         ([], 2, "name a result of `zinc bench MODEL --json`"),
-        (["1.json", "--routers", "best"], 2, "'best' is none of random, load, prefix"),
+        (["1.json", "--routers", "best"], 2, "'best' is not one of random, load, prefix"),
         (["1.json", "--replicas", "0"], 2, "'0' is not a whole number from 1"),
         (["1.json", "--rate", "0"], 2, "--rate 0 sends no requests"),
-        (["1.json"], 1, "no result of `zinc bench`"),
+        (["1.json"], 1, "not a result of `zinc bench`"),
         (["1.json", "--context", "5"], 2, "there is no option --context"),
     ],
 )

@@ -304,9 +304,11 @@ def error_of(lora, model=FIXTURES / "llama.gguf", kind=ZincError):
 
 def test_a_model_is_no_adapter_and_an_adapter_no_model(adapter):
     model = FIXTURES / "llama.gguf"
-    assert "is no LoRA adapter: its general.type is 'model'" in error_of(model, kind=RequestError)
+    assert "is not a LoRA adapter: its general.type is 'model'" in error_of(
+        model, kind=RequestError
+    )
     path, _ = adapter("llama")
-    with pytest.raises(RequestError, match=r"is no model: it is an adapter.*`lora=`"):
+    with pytest.raises(RequestError, match=r"is not a model: it is an adapter.*`lora=`"):
         LLM(path, backend="ref")
 
 

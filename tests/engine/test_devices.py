@@ -218,9 +218,9 @@ def test_devices_that_are_too_small_together_are_one_error(
         ("cpu,cpu", DeviceMap(shares=(1,)), RequestError, "there are 2 devices"),
         ("cpu,cpu", DeviceMap(shares=(1, -1)), RequestError, "greater than 0"),
         ("cpu,cpu", DeviceMap(shares=(1, float("inf"))), RequestError, "greater than 0"),
-        ("cpu,cpu", DeviceMap(gpu_layers=1), RequestError, "cannot be counted"),
-        ("ref", DeviceMap(shares=(1, 1)), RequestError, "nothing to share"),
-        ("ref", DeviceMap(split="tensor"), RequestError, "nothing to share"),
+        ("cpu,cpu", DeviceMap(gpu_layers=1), RequestError, "number of layers cannot be set"),
+        ("ref", DeviceMap(shares=(1, 1)), RequestError, "cannot be divided over devices"),
+        ("ref", DeviceMap(split="tensor"), RequestError, "cannot be divided over devices"),
         ("cpu,cpu", DeviceMap(split="rows"), RequestError, "one of layer, tensor, auto"),
     ],
 )

@@ -219,7 +219,7 @@ def test_unsupported_schemas_and_grammars_are_refused(llm, kind, source, why):
 
 @pytest.mark.parametrize("kind", [{"type": "object"}, "json", None])
 def test_unknown_kinds_are_refused(llm, kind):
-    with pytest.raises(RequestError, match=r"is no kind of constraint.*json_schema"):
+    with pytest.raises(RequestError, match=r"is not a kind of constraint.*json_schema"):
         llm.constraint(kind, {"type": "object"})
 
 
@@ -348,7 +348,7 @@ def test_other_values_are_refused_as_constraints(llm, constraint, why):
 
 def test_a_constraint_of_one_answer_is_not_given_to_several(llm):
     one = llm.constraint("json_schema", CITY).start()
-    with pytest.raises(RequestError, match="one constraint cannot hold 2 answers"):
+    with pytest.raises(RequestError, match="one constraint cannot be used for 2 answers"):
         llm.generate([PROMPT, PROMPT], SamplingParams(max_tokens=5), constraint=one)
 
 

@@ -227,4 +227,4 @@ def test_a_table_that_is_damaged_or_of_another_driver_is_written_anew(
     else:
         path.write_text(text)
     assert not tuner(backend, path).table.rows
-    assert "is written anew" in caplog.text
+    assert "is replaced" in caplog.text

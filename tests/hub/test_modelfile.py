@@ -51,13 +51,13 @@ def test_the_instructions_are_read():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("FROM a\nPARAMETR top_k 4", "line 2: PARAMETR is no instruction. Write PARAMETER"),
+        ("FROM a\nPARAMETR top_k 4", "line 2: PARAMETR is not an instruction. Write PARAMETER"),
         ("FROM a\n\nSYSTEM \"\"\"x\ny", 'line 3: the text has no end: no later line ends in """'),
         ('FROM a\nSYSTEM "x', 'line 2: the text has no end: no later line ends in "'),
         ("FROM a\nFROM b", "line 2: there is a second FROM"),
         ("FROM", "line 1: FROM has no value"),
         ("FROM a\nPARAMETER seed", "line 2: PARAMETER seed has no value"),
-        ("FROM a\nMESSAGE robot hello", "line 2: robot is no role"),
+        ("FROM a\nMESSAGE robot hello", "line 2: robot is not a role"),
         ("FROM a\nADAPTER", "line 2: ADAPTER has no value"),
         ("SYSTEM x", "Modelfile names no model: it has no FROM"),
     ],

@@ -41,7 +41,7 @@ def test_a_token_stays_on_its_server():
     "target", ["http://a.example/x", "ftp://a.example/x", "file:///etc/passwd"]
 )
 def test_an_encrypted_connection_is_not_left(target):
-    with pytest.raises(DownloadError, match="does not leave an encrypted connection"):
+    with pytest.raises(DownloadError, match="redirects from https to https only"):
         redirect("https://a.example/x", target)
 
 

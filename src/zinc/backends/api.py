@@ -435,7 +435,7 @@ def create(
     if wants_batch_invariance(options) and not backend.capabilities.batch_invariant:
         raise DeviceError(
             f"the {name} backend has no batch-invariant mode",
-            "its results may depend on what shares a step",
+            "its results may depend on the other requests in a step",
             "leave {batch_invariant} out, or choose another backend with {backend}",
         )
     return backend

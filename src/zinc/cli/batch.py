@@ -37,13 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "input",
         metavar="IN.jsonl",
-        help="requests, one a line: custom_id, method, url and body (docs/batch.md)",
+        help="requests, one per line, with custom_id, method, url and body (docs/batch.md)",
     )
     parser.add_argument(
         "output",
         metavar="OUT.jsonl",
-        help="answers, one a line, in the order in which they are ready; rows that it has are "
-        "skipped",
+        help="answers, one per line, in the order in which they finish; rows that are already in "
+        "it are skipped",
     )
     usage.add_model_option(parser)
     parser.add_argument(
@@ -56,24 +56,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--in-flight",
         type=usage.count,
         metavar="N",
-        help="most requests at a time (default: as many as the engine runs in a step)",
+        help="maximum number of requests at a time (default: as many as the engine runs in a step)",
     )
     parser.add_argument(
         "--max-body",
         type=serve.size,
         default=32 << 20,
         metavar="SIZE",
-        help="largest request, as 500K or 32M (default: 32M)",
+        help="maximum size of a request, such as 500K or 32M (default: 32M)",
     )
     parser.add_argument(
         "--ignore-unknown-fields",
         action="store_true",
-        help="ignore fields of requests that no API defines instead of refusing them",
+        help="ignore unknown fields of requests instead of refusing them",
     )
     parser.add_argument(
         "--pooling",
         choices=("mean", "cls", "last"),
-        help="pooling of embeddings (default: the model's, else mean)",
+        help="pooling of embeddings (default: that of the model file, else mean)",
     )
     usage.add_backend(parser)
     usage.add_cache(parser)

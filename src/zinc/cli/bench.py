@@ -40,8 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="suffix",
         choices=("suffix", "mtp", "draft"),
-        help="also show what drafts cost and gain: those from repeated text (suffix, the default), "
-        "or also of the model's NextN block (mtp) or of the model of --draft (draft)",
+        help="also measure the cost and gain of speculative decoding, with drafts from repeated "
+        "text (suffix, the default), and also from the model's NextN block (mtp) or the model of "
+        "--draft (draft)",
     )
     usage.add_draft(parser)
     usage.add_lora(parser)
@@ -141,7 +142,7 @@ def _load(args: argparse.Namespace) -> LoadedModel:
             raise UnsupportedError(
                 "an encoder does not decode",
                 "",
-                "time texts with --decode 0 --prefill TOKENS",
+                "measure its speed with --decode 0 --prefill TOKENS",
             )
         loading.print_choice(planned.choice)
         return loading.open_model(planned)

@@ -26,10 +26,10 @@ HELP = """\
 /clear            forget the conversation; the system prompt stays
 /system [TEXT]    show or set the system prompt, and forget the conversation
 /save FILE        write the conversation to FILE: JSON if it ends in .json, else text
-/exit             leave (as Ctrl-D does)
-A pasted block is one message. \"\"\" opens and closes a message of several lines; a line that ends
-in \\ goes on in the next one. Ctrl-C stops an answer. When the context is full, the model does not
-see the oldest turns, and a note says how many."""
+/exit             exit, like Ctrl-D
+A pasted block is one message. \"\"\" opens and closes a message of several lines, and a line that
+ends in \\ continues in the next one. Ctrl-C stops an answer. When the context is full, the oldest
+turns are dropped, and a note says how many."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         system = llm.settings.system if system is None else system
         chat = Chat(llm, params, template_args, system=system, stats=args.stats)
         if lines.interactive:
-            print("Write something; /help lists what else there is, Ctrl-D leaves.")
+            print("Type a message. /help lists the commands, Ctrl-D exits.")
         while (line := lines.read()) is not None:
             if not chat.take(line):
                 break
@@ -109,12 +109,12 @@ class Chat:
                 parser = answer.parser_for(self._llm.template, prompt)
                 result = answer.show(chunks, printer, parser, interrupt.requested)
         except KeyboardInterrupt:  # pressed twice
-            print("(stopped, and the message is taken back)", file=sys.stderr)
+            print("(stopped; the message was removed from the conversation)", file=sys.stderr)
             return
         if interrupt.requested():
             print("(stopped)", file=sys.stderr)
         elif result.fills(self._llm.context):
-            print("(stopped where the context ends)", file=sys.stderr)
+            print("(stopped: the context is full)", file=sys.stderr)
         if result.text or not interrupt.requested():
             self._turns += [turn, {"role": "assistant", "content": result.text}]
         if self._stats:
@@ -145,12 +145,12 @@ class Chat:
                 save(argument, self.messages)
                 print(f"Saved to {argument}.")
             case "/save":
-                raise RequestError("/save does not know where to", "", "write /save FILE")
+                raise RequestError("/save needs a file", "", "write /save FILE")
             case "/exit" | "/quit" | "/bye":  # words of other programs
                 return False
             case _:
                 hint = "/help lists them; a blank before the / makes it a message"
-                raise RequestError(f"{name} is no command", "", hint)
+                raise RequestError(f"{name} is not a command", "", hint)
         return True
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", metavar="MODEL", nargs="?", help="a model to check as well (default: none)"
+        "model", metavar="MODEL", nargs="?", help="model to check, too (default: none)"
     )
     usage.add_backend(parser)
     usage.add_cache(parser)

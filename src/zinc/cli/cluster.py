@@ -62,14 +62,14 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--config",
         metavar="FILE",
-        help="YAML or JSON with these options and those of each model; options of the command line "
-        "override it",
+        help="YAML or JSON file with these options, and with options for each model; options on "
+        "the command line override it",
     )
     group.add_argument(
         "--together",
         action="store_true",
-        help="let each replica serve all models, and load those after the first when requests name "
-        "them (default: each model has replicas of its own)",
+        help="serve all models with each replica, and load those after the first on request "
+        "(default: each model has its own replicas)",
     )
     usage.add_number(group, "--replicas", usage.count, 1, "replicas of each model")
     group.add_argument(
@@ -77,10 +77,9 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
         type=usage.count,
         default=0,
         metavar="N",
-        help="start more replicas of a model up to this number when requests queue, and stop them "
-        "later",
+        help="start more replicas of a model, up to this number, while requests queue",
     )
-    queue = "requests of a replica, on average, at which more are started"
+    queue = "requests per replica, on average, at which more replicas start"
     usage.add_number(group, "--queue", usage.count, 4, queue)
     cpus = "CPU cores of a replica, which runs as many threads"
     usage.add_number(group, "--cpus", usage.quantity, 1.0, cpus, "X")
@@ -96,8 +95,8 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
         type=serve.size,
         default=0,
         metavar="SIZE",
-        help="memory of a replica, by which Ray chooses its machine "
-        "(default: that of its models, if they are on this machine)",
+        help="host memory that Ray reserves for a replica "
+        "(default: what its models need, if they are on this machine)",
     )
     usage.add_number(group, "--fronts", usage.count, 1, "processes that forward requests")
     drain = "time for running answers when a replica is replaced"
@@ -106,15 +105,15 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
         "--share-prefixes",
         default="",
         metavar="memory|FOLDER",
-        help="let replicas fetch prompts that others have run, from Ray's object store or from a "
-        "folder that all machines have, where that is faster",
+        help="let replicas fetch prefixes that others have computed, from Ray's object store or "
+        "from a folder that all machines can access, if that is faster",
     )
     group.add_argument(
         "--router",
         choices=("prefix", "load", "random"),
         default="prefix",
-        help="how a replica is chosen: by cached prefix and load, by load, or at random "
-        "(default: %(default)s)",
+        help="how to choose a replica for a request: by cached prefix and load, by load, or at "
+        "random (default: %(default)s)",
     )
 
 

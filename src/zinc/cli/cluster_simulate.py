@@ -37,10 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "bench",
         metavar="BENCH.json",
         nargs="*",
-        help="results of `zinc bench MODEL --json` for a replica; several with other --streams, "
-        "--depth and --prefill make the times of steps more exact",
+        help="results of `zinc bench MODEL --json` for one replica; results with several values of "
+        "--streams, --depth and --prefill make the step times more accurate",
     )
-    group = parser.add_argument_group("cluster", "docs/cluster.md describes them")
+    group = parser.add_argument_group("cluster", "see docs/cluster.md")
     group.add_argument(
         "--replicas",
         type=_numbers,
@@ -56,18 +56,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"routers to simulate (default: {','.join(_ROUTERS)})",
     )
     usage.add_number(
-        group, "--kv-tokens", usage.count, 65536, "tokens of the KV cache of a replica"
+        group, "--kv-tokens", usage.count, 65536, "size of a replica's KV cache in tokens"
     )
     overhead = "time that front, router and server add to a request"
     usage.add_number(group, "--overhead", usage.quantity, 4.0, overhead, "MS")
     group.add_argument(
-        "--price", type=usage.quantity, metavar="X", help="price of a replica for an hour"
+        "--price", type=usage.quantity, metavar="X", help="price of a replica per hour"
     )
     group = parser.add_argument_group("traffic")
     group.add_argument(
-        "--trace", metavar="FILE", help="replay the requests of this file instead of generated ones"
+        "--trace",
+        metavar="FILE",
+        help="replay the requests of this file instead of generating requests",
     )
-    rate = "requests per second on average, a Poisson process"
+    rate = "average number of requests per second, a Poisson process"
     usage.add_number(group, "--rate", usage.quantity, 10.0, rate, "X")
     usage.add_number(
         group,
@@ -86,7 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="give all turns and answers their average length (default: exponential distributions)",
     )
-    usage.add_number(group, "--seed", usage.natural, 0, "seed of traffic and random router")
+    usage.add_number(
+        group, "--seed", usage.natural, 0, "seed of the traffic and of the router `random`"
+    )
     group.add_argument(
         "--save-trace", metavar="FILE", help="write the requests to this file as a trace"
     )
@@ -110,7 +114,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(_table(runs, args.price))
         if any(run["busy"] > _FULL for run in runs):
-            print("\nReplicas that are busy all the time queue requests: TTFT grows without end.")
+            print(
+                "\nSome replicas are always busy: queues and TTFT grow with the number of requests."
+            )
     return 0
 
 
@@ -183,7 +189,7 @@ def _reports(paths: list[str]) -> Iterator[Mapping[str, Any]]:
             yield json.loads(Path(path).read_text("utf-8"))
         except ValueError:
             raise RequestError(
-                f"{path} is no result of `zinc bench`",
+                f"{path} is not a result of `zinc bench`",
                 "",
                 "write one with `zinc bench MODEL --json`",
             ) from None
@@ -197,5 +203,5 @@ def _routers(given: str) -> tuple[str, ...]:
     names = tuple(given.split(","))
     for name in names:
         if name not in _ROUTERS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(_ROUTERS)}")
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(_ROUTERS)}")
     return names

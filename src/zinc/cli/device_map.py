@@ -106,7 +106,7 @@ def text(found: dict[str, Any]) -> str:
     total = size(sum(each["bytes"] for each in (*transfers, *sums)))
     token = size(found["transfer_bytes_per_token"])
     values = f"{len(transfers)} values" + f" and {len(sums)} sums" * bool(sums)
-    lines.append(f"between them: {values} a step, {total} ({token} a token)")
+    lines.append(f"between them: {values} per step, {total} ({token} per token)")
     return "\n".join(lines)
 
 

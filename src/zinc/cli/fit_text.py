@@ -69,7 +69,7 @@ def _read(reads: DecodeReads) -> str:
     bandwidth = reads.bandwidth
     rate = "" if bandwidth is None else f" at {size(bandwidth.bytes_per_s)}/s"
     date = "" if bandwidth is None else f", measured {bandwidth.measured}"
-    return f"{reads.backend} reads {size(reads.token_bytes)} a token{rate}{date}"
+    return f"{reads.backend} reads {size(reads.token_bytes)} per token{rate}{date}"
 
 
 def purposes(memory: MemoryNeed, context: int) -> str:

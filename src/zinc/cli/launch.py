@@ -147,18 +147,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-m",
         "--model",
         metavar="MODEL",
-        help="a model of the running server, or one to start a server with (default: the running "
-        "server's first model)",
+        help="a model of the running server, or the model to start a server with (default: the "
+        "first model of the running server)",
     )
     parser.add_argument(
         "--url", help=f"address of a running server (default: {DEFAULT_URL}, if one runs there)"
     )
-    parser.add_argument("--api-key", metavar="KEY", help="the server's key")
+    parser.add_argument("--api-key", metavar="KEY", help="API key of the server")
     parser.add_argument(
-        "--context", type=usage.count, metavar="N", help="context of a server that is started"
+        "--context", type=usage.count, metavar="N", help="context, if a server is started"
     )
     parser.add_argument(
-        "--print", action="store_true", help="print the command line and start nothing"
+        "--print", action="store_true", help="print the command line instead of starting anything"
     )
 
 
@@ -200,7 +200,7 @@ def _server(args: argparse.Namespace) -> Iterator[Server]:
     elif args.model is None:
         raise RequestError(
             "there is no server to use",
-            f"none runs at {DEFAULT_URL}",
+            f"none is running at {DEFAULT_URL}",
             "name a model to serve with --model, or a server with --url",
         )
     else:

@@ -44,11 +44,11 @@ class LineInput:
             except KeyboardInterrupt:
                 if not self.interactive:
                     raise
-                print("\n(Ctrl-D leaves)")
+                print("\n(Ctrl-D exits)")
                 lines.clear()
                 continue
             except UnicodeDecodeError:
-                print("zinc: that line is not UTF-8 text, so it is left out.", file=sys.stderr)
+                print("zinc: that line is not UTF-8 text, so it is ignored.", file=sys.stderr)
                 continue
             lines.append(line)
             typed = "\n".join(lines)

@@ -19,7 +19,7 @@ _NAME_CHARACTERS = 60
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--catalogue", action="store_true", help="list the short names that can be pulled instead"
+        "--catalogue", action="store_true", help="list the short names that `zinc pull` knows"
     )
     usage.add_json(parser)
 

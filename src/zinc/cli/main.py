@@ -27,24 +27,24 @@ FAILED, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 COMMANDS = {
     "run": "answer one prompt on stdout",
     "chat": "talk to a model in the terminal",
-    "batch": "answer a file of requests in the form of OpenAI's batch API",
-    "serve": "serve models over HTTP: the APIs of OpenAI, Anthropic, Ollama and llama.cpp",
-    "cluster": "serve replicas of the server on Ray, behind one address",
-    "launch": "start a coding agent that uses a model of a server",
+    "batch": "answer a file of requests in the format of OpenAI's batch API",
+    "serve": "serve models over HTTP with the APIs of OpenAI, Anthropic, Ollama and llama.cpp",
+    "cluster": "run replicas of the server on Ray behind one address",
+    "launch": "start a coding agent with a local model",
     "pull": "download a model by name",
     "list": "list the models on this machine",
-    "show": "show what a model is and what it needs",
+    "show": "describe a model and the memory that it needs",
     "rm": "delete a downloaded model",
     "ps": "list the models that a running server has loaded",
-    "inspect": "show a model file: metadata, tensors, types, memory",
+    "inspect": "show the metadata, tensors, types and memory of a model file",
     "plan": "show the launches that would run a model, their cost and memory",
     "tokenize": "turn text into token ids",
     "perplexity": "measure how well a model predicts a text file",
-    "bench": "measure prefill and decode speed against this machine's limits",
-    "tune": "find the fastest tiles of matrix products on a GPU",
+    "bench": "measure prefill and decode speed, and compare it with this machine's limits",
+    "tune": "find the fastest tile sizes for matrix products on a GPU",
     "verify": "compare every launch of a backend with the numpy reference",
-    "check": "check this machine: CPU, memory, GPUs, software, a model",
-    "support": "show which architectures and block formats run where, and with which kernels",
+    "check": "check this machine: CPU, memory, GPUs, software and, if named, a model",
+    "support": "show which architectures and block formats run on which backends",
 }
 
 
@@ -88,7 +88,7 @@ def _epilog() -> str:
     variables = "\n".join(f"  {v.name.ljust(12)}  {v.doc}" for v in env.VARIABLES)
     return (
         "`zinc COMMAND --help` explains a command.\n"
-        "Without a model, commands use the small one that comes with zinc.\n\n"
+        "Commands without a model use the small model that comes with zinc.\n\n"
         f"environment variables, which options override:\n{variables}"
     )
 

@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             names = ", ".join(map(str, action.choices))
-            raise argparse.ArgumentError(action, f"{value!r} is none of {names}")
+            raise argparse.ArgumentError(action, f"{value!r} is not one of {names}")
 
     # argparse has no public option that turns off prefixes of single-dash options.
     def _get_option_tuples(self, option_string: str) -> list[Any]:

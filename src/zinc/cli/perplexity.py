@@ -18,15 +18,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         metavar="MODEL FILE",
         nargs="+",
-        help="a model: file, short name or repository; and UTF-8 text: - reads stdin",
+        help="a model (file, short name or repository), and a file of UTF-8 text; - reads stdin",
     )
-    parser.add_argument("-m", "--model", metavar="MODEL", help="the model, before FILE alone")
+    parser.add_argument("-m", "--model", metavar="MODEL", help="the model, if only FILE is given")
     parser.add_argument(
         "--window",
         type=usage.at_least_two,
         default=512,
         metavar="TOKENS",
-        help="tokens that are scored together (default: %(default)s)",
+        help="number of tokens that are scored together (default: %(default)s)",
     )
     usage.add_backend(parser)
     usage.add_rope(parser)

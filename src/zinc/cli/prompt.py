@@ -18,15 +18,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prompt",
         metavar="[MODEL] PROMPT",
         nargs="*",
-        help="prompt text; - or a pipe reads stdin, and a pipe is added to a given PROMPT. A first "
-        "word is the model if it has no blanks and ends in .gguf, has a /, or is a short name such "
-        "as qwen3:8b",
+        help="prompt text; - or a pipe reads stdin, and a pipe is added to PROMPT. The first "
+        "argument is the model if it has no blanks and ends in .gguf, contains a /, or is a short "
+        "name such as qwen3:8b",
     )
     parser.add_argument(
         "-f",
         "--file",
         metavar="FILE",
-        help="read the prompt from a file, or add the file to PROMPT; - is stdin",
+        help="read the prompt from a file, or add the file to PROMPT; - reads stdin",
     )
 
 
@@ -57,7 +57,7 @@ def _read(args: argparse.Namespace) -> str:
         raise UsageError(quotes if named else f"{words[0]!r} is not a model, and {quotes}")
     given = words[0] if words else None
     if given == "-" and args.file is not None:
-        raise UsageError("- and --file are two places to read the prompt from: give one")
+        raise UsageError("- and --file both say where to read the prompt: give one of them")
     if given is None or given == "-":
         return _whole(args, required=given is None and args.file is None)
     prompt = usage.text_argument(given, "the prompt")
@@ -74,8 +74,8 @@ def _model(word: str, option: str | None) -> str:
     """Return the model named by the first argument. Raises UsageError, RequestError."""
     if option is not None:
         raise UsageError(
-            f"{word} is written like a model and -m names {option}: give one "
-            "(a blank in it makes it a prompt)"
+            f"{word} looks like a model, and -m names {option}: give one of them "
+            "(a prompt must contain a blank)"
         )
     name = parse(word)
     if not isinstance(name, FileName):
@@ -85,12 +85,12 @@ def _model(word: str, option: str | None) -> str:
         raise RequestError(
             f"cannot open {word}",
             "there is no such file",
-            "check the path (a blank in it makes it a prompt)",
+            "check the path (a prompt must contain a blank)",
         )
     if path.is_file() and not (path.suffix == ".gguf" or _is_gguf(path) or is_modelfile(path)):
         raise RequestError(
             f"{word} is not a model",
-            "it is no GGUF file",
+            "it is not a GGUF file",
             f"read a prompt from it with --file {word}",
         )
     return word

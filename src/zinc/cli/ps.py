@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="http://127.0.0.1:8080",
         help="address of the server (default: %(default)s)",
     )
-    parser.add_argument("--api-key", metavar="KEY", help="a key of the server")
+    parser.add_argument("--api-key", metavar="KEY", help="API key of the server")
     usage.add_json(parser)
 
 
@@ -57,7 +57,7 @@ def _models(url: str, api_key: str | None) -> list[dict[str, Any]]:
     from zinc.hub.transport import StatusError, TransientError, Transport, read_all
 
     if not url.startswith(("http://", "https://")):
-        raise RequestError(f"{url} is no address", "", "write it as http://127.0.0.1:8080")
+        raise RequestError(f"{url} is not an address", "", "write it as http://127.0.0.1:8080")
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         response = Transport(headers, timeout_s=_TIMEOUT_S).open(f"{url}/v1/models")
@@ -71,5 +71,5 @@ def _models(url: str, api_key: str | None) -> list[dict[str, Any]]:
         why = str(error).removeprefix(f"{urlsplit(url).netloc}: ")
         raise RequestError(f"no server answers at {url}", why, hint) from None
     except (ValueError, KeyError, TypeError, DownloadError) as error:
-        raise RequestError(f"{url} is no server of zinc", str(error)) from None
+        raise RequestError(f"{url} is not a zinc server", str(error)) from None
     return [entry for entry in found if isinstance(entry, dict)]

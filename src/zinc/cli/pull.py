@@ -12,13 +12,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "models",
         metavar="MODEL",
         nargs="+",
-        help="qwen3:8b, org/repo[:quantisation], a URL of Hugging Face, or ollama:name[:tag]; "
-        "without a quantisation, the best that fits this machine is taken",
+        help="qwen3:8b, org/repo[:quantisation], a Hugging Face URL, or ollama:name[:tag]; without "
+        "a quantisation, the best one that fits this machine is downloaded",
     )
     parser.add_argument(
         "--only-model",
         action="store_true",
-        help="leave out the image encoder (mmproj) and the draft model (mtp) of a repository",
+        help="do not download the repository's image encoder (mmproj) and NextN blocks (mtp)",
     )
     usage.add_json(parser, "print each event as a line of JSON")
 

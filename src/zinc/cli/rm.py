@@ -11,7 +11,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "models",
         metavar="MODEL",
         nargs="+",
-        help="as `zinc list` prints it; a repository without a quantisation is deleted as a whole",
+        help="name as printed by `zinc list`; without a quantisation, all files of the repository "
+        "are deleted",
     )
 
 

@@ -60,20 +60,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pooling",
         choices=("mean", "cls", "last", "none"),
-        help="pooling of embeddings (default: the model's, else mean); none returns a row for each "
-        "token, on /embedding only",
+        help="pooling of embeddings; none returns a row per token, on /embedding only (default: "
+        "that of the model file, else mean)",
     )
     usage.add_chat_template(parser)
     parser.add_argument(
         "--ignore-unknown-fields",
         action="store_true",
-        help="ignore fields of requests that no API defines instead of refusing them",
+        help="ignore unknown fields of requests instead of refusing them",
     )
     parser.add_argument(
         "--strict-model-names",
         action="store_true",
-        help="answer 404 for a model name that is not served, also when one model is served "
-        "(default: one model answers for any name)",
+        help="return 404 for unknown model names, even if the server has only one model (default: "
+        "a single model answers for any name)",
     )
     parser.add_argument(
         "--log-json", action="store_true", help="log requests as JSON, one object per line"
@@ -85,54 +85,57 @@ def _add_prefix_cache(parser: argparse.ArgumentParser) -> None:
     cache.add_argument(
         "--cache-dir",
         metavar="DIR",
-        help="keep the prefix cache in this folder across restarts; it then holds the text of "
-        "conversations",
+        help="also store the prefix cache in this folder, so that it survives restarts; the folder "
+        "then contains the text of conversations",
     )
     cache.add_argument(
         "--cache-size",
         type=size,
         metavar="SIZE",
-        help="memory for the prefix cache (default: all of the KV cache that is not in use)",
+        help="maximum memory for the prefix cache (default: the unused part of the KV cache)",
     )
     cache.add_argument(
         "--swap-size",
         type=size,
         metavar="SIZE",
-        help="memory for the state of preempted requests, which otherwise run again (default: a "
-        "sixteenth of the free memory)",
+        help="memory for the state of preempted requests; requests without it are recomputed "
+        "(default: a sixteenth of the free memory)",
     )
     cache.add_argument(
-        "--no-prefix-cache", action="store_true", help="process every prompt from its beginning"
+        "--no-prefix-cache", action="store_true", help="process every prompt from its first token"
     )
     cache.add_argument(
         "--share-cache",
         action="store_true",
-        help="share the cache between API keys; a client can then find out what another has sent "
-        "(default: each key has its own)",
+        help="share the cache between API keys; a client can then find out what another one has "
+        "sent (default: each key has its own cache)",
     )
 
 
 def _add_network(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("network")
     network.add_argument(
-        "--host", default="127.0.0.1", help="address to serve on (default: %(default)s)"
+        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
     )
     network.add_argument(
-        "--port", type=_port, default=8080, help="port to serve on; 0 is any (default: %(default)s)"
+        "--port",
+        type=_port,
+        default=8080,
+        help="port to listen on; 0 chooses a free one (default: %(default)s)",
     )
-    network.add_argument("--ollama", action="store_true", help="listen on Ollama's port 11434, too")
+    network.add_argument("--ollama", action="store_true", help="also listen on Ollama's port 11434")
     network.add_argument(
         "--api-key",
         action="append",
         default=[],
         metavar="KEY",
-        help="a key that clients must send; may be repeated",
+        help="API key that clients must send; may be repeated",
     )
-    network.add_argument("--api-key-file", metavar="FILE", help="a file with one key per line")
+    network.add_argument("--api-key-file", metavar="FILE", help="file with one API key per line")
     network.add_argument(
         "--allow-public",
         action="store_true",
-        help="serve without a key on an address that other machines can reach",
+        help="allow serving without an API key on an address that other machines can reach",
     )
     network.add_argument(
         "--allow-origin",
@@ -141,28 +144,28 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="a web page or browser extension that may call the server; SCHEME://* is all of a "
-        "scheme, * is any (default: pages of this machine, and apps such as VS Code)",
+        help="web page or browser extension that may call the server; SCHEME://* allows a whole "
+        "scheme, * all (default: pages of this machine, and apps such as VS Code)",
     )
     network.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a further host name by which clients may call the server without a key",
+        help="additional host name under which clients may call the server without an API key",
     )
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
-    waiting = "requests that may wait beside the running ones"
+    waiting = "maximum number of waiting requests"
     usage.add_number(limits, "--max-waiting", usage.natural, 64, waiting)
     limits.add_argument(
         "--max-body",
         type=size,
         default=32 << 20,
         metavar="SIZE",
-        help="largest request, as 500K or 32M (default: 32M)",
+        help="maximum size of a request, such as 500K or 32M (default: 32M)",
     )
     limits.add_argument(
         "--max-body-memory",
@@ -171,37 +174,41 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="memory for the bodies of all requests together (default: 256M, or four times "
         "--max-body if that is more)",
     )
-    connected = "simultaneous connections"
+    connected = "maximum number of simultaneous connections"
     usage.add_number(limits, "--max-connections", usage.count, 512, connected)
     limits.add_argument(
-        "--ttl", type=usage.quantity, metavar="SECONDS", help="unload a model after this idle time"
+        "--ttl",
+        type=usage.quantity,
+        metavar="SECONDS",
+        help="unload a model that has been idle for this time (default: never)",
     )
     limits.add_argument(
         "--memory-budget",
         type=size,
         metavar="SIZE",
-        help="memory for all loaded models, as 12G; idle ones are unloaded to make room",
+        help="memory for all loaded models, such as 12G; idle models are unloaded to make room "
+        "(default: no limit)",
     )
     grace = "time for running answers to finish on shutdown"
     usage.add_number(limits, "--grace", usage.quantity, 10.0, grace, "SECONDS")
 
 
 def _add_batches(parser: argparse.ArgumentParser) -> None:
-    batches = parser.add_argument_group("batches", "docs/batch.md describes them")
+    batches = parser.add_argument_group("batches", "see docs/batch.md")
     batches.add_argument(
         "--batch-dir",
         metavar="DIR",
-        help="keep the files and batches of clients in this folder, also across restarts; it then "
-        "holds their requests and answers (default: they are refused)",
+        help="accept batches, and store their files in this folder, which then contains requests "
+        "and answers (default: batches are refused)",
     )
     batches.add_argument(
         "--batch-size",
         type=size,
         default=4 << 30,
         metavar="SIZE",
-        help="most bytes of files in it (default: 4G)",
+        help="maximum size of all files in it (default: 4G)",
     )
-    rows = "rows of a batch that run at a time, after the requests of other clients"
+    rows = "maximum number of rows of a batch that run at a time, at the lowest priority"
     usage.add_number(batches, "--batch-in-flight", usage.count, 8, rows)
 
 
@@ -300,7 +307,7 @@ def _keys_in(text: str, name: str) -> list[str]:
         raise RequestError(
             f"the key file {name} has no keys",
             "without a key the server would be open to everybody who can connect",
-            "write one key a line, or leave out --api-key-file",
+            "write one key per line, or leave out --api-key-file",
         )
     return keys
 

@@ -20,14 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-add-special",
         action="store_true",
-        help="do not add the BOS and EOS tokens that the model asks for",
+        help="do not add the model's BOS and EOS tokens",
     )
     usage.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.text.endswith(".gguf") and not any(map(str.isspace, args.text)):
-        raise usage.UsageError(f"{args.text} is written like a model: name it with -m")
+        raise usage.UsageError(f"{args.text} looks like a model: name it with -m")
     given = text.read_stdin() if args.text == "-" else usage.text_argument(args.text, "the text")
 
     from zinc.tokenizer import Tokenizer

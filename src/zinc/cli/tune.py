@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=usage.count,
         metavar="SECONDS",
-        help="begin no other product after this time (default: all products)",
+        help="start no further product after this time (default: tune all products)",
     )
     parser.add_argument(
         "--output",
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if not isinstance(backend, Tunable):
         raise RequestError(
             f"the backend {backend.name} has no tiles to tune",
-            "only GPUs have",
+            "only GPU backends have tiles",
             "with {backend} or {device}, choose a GPU that `zinc check` lists",
         )
     plans = [_plan(args, backend)] if args.model else common_plans(backend)

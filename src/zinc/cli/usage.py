@@ -104,7 +104,7 @@ def merge_models(args: argparse.Namespace) -> None:
     if option is None:
         return
     if args.model is not None:
-        raise UsageError(f"{args.model} and -m {option} are two models: give one")
+        raise UsageError(f"{args.model} and -m {option} are two models: give one of them")
     args.model = option
 
 
@@ -136,14 +136,14 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         metavar="NAME",
-        help="backend to run on (default: auto, a GPU that holds the model or else the CPU; `zinc "
-        "check` lists all)",
+        help="backend to run on (default: auto, which chooses a GPU that can hold the model, else "
+        "the CPU; `zinc check` lists all)",
     )
     parser.add_argument(
         "--device",
         metavar="NAME",
-        help="device of the backend: vulkan:0, or part of a name that `zinc check` lists; several "
-        "with commas between divide the layers of a model: vulkan:0,vulkan:1",
+        help="device to run on: vulkan:0, or part of a name that `zinc check` lists; several "
+        "devices, such as vulkan:0,vulkan:1, share the layers of the model",
     )
 
 
@@ -156,32 +156,32 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-invariant",
         action="store_true",
-        help="make results independent of other sequences in the batch; slower on vulkan, always "
-        "on for the CPU",
+        help="make results independent of other requests; slower on GPUs, always on for the CPU",
     )
     group = parser.add_argument_group(
         "device map",
-        "divide the model between device and CPU, see docs/placement.md (default: what fits)",
+        "how to divide the model between devices and the CPU, see docs/placement.md (default: put "
+        "as much as fits on the device)",
     )
     group.add_argument(
         "-ngl",
         "--gpu-layers",
         type=gpu_layers,
         metavar="N",
-        help="put the output and the last N - 1 layers on the device, the rest on the CPU",
+        help="run the output and the last N - 1 layers on the device, and the rest on the CPU",
     )
     group.add_argument(
         "--cpu-moe",
         type=natural,
         metavar="N",
-        help="keep the experts of the first N layers on the CPU",
+        help="run the experts of the first N layers on the CPU",
     )
     group.add_argument(
         "--shares",
         type=shares,
         metavar="N,N",
-        help="divide the model between several devices of --device in this proportion (default: "
-        "by their speed and memory)",
+        help="divide the model between the devices of --device in this proportion (default: by "
+        "their speed and memory)",
     )
     group.add_argument(
         "--split",
@@ -205,7 +205,7 @@ def add_context(parser: argparse.ArgumentParser) -> None:
         "--context",
         type=count,
         metavar="TOKENS",
-        help="most tokens of prompt and answer together "
+        help="maximum number of tokens in prompt and answer together "
         "(default: the model's context, or what fits in memory)",
     )
 
@@ -216,19 +216,20 @@ def add_rope(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--rope-scaling",
         choices=("none", "linear", "yarn"),
-        help="scaling of positions beyond the original context (default: the file's)",
+        help="type of RoPE scaling beyond the original context (default: the file's)",
     )
     group.add_argument(
         "--rope-scale",
         type=float,
         metavar="X",
-        help="factor of the extension (default: the file's, or what --context needs)",
+        help="extended context divided by original context (default: the file's, or what --context "
+        "needs)",
     )
     group.add_argument(
         "--yarn-orig-ctx",
         type=count,
         metavar="TOKENS",
-        help="the original context (default: the file's)",
+        help="original context of the model (default: the file's)",
     )
     group.add_argument(
         "--rope-always",
@@ -253,8 +254,8 @@ def add_kv_dtype(parser: argparse.ArgumentParser) -> None:
         "--kv-dtype",
         choices=("auto", *BYTES_PER_NUMBER),
         default="auto",
-        help="type of the KV cache (default: auto; q8_0 on the CPU where the model allows); q4_0 "
-        "costs 2 to 13%% of perplexity on small models (docs/numerics.md)",
+        help="type of the KV cache (default: auto, which is q8_0 on the CPU if the model allows "
+        "it, else f16); q4_0 raises the perplexity of small models by 2 to 13%% (docs/numerics.md)",
     )
 
 
@@ -264,9 +265,9 @@ def add_speculate(parser: argparse.ArgumentParser) -> None:
         "--speculate",
         choices=("auto", "off", "suffix", "mtp", "draft"),
         default="auto",
-        help="verify drafts of the next tokens: off, from repeated text (suffix), or also from the "
-        "model's NextN block (mtp) or the model of --draft (draft); answers keep their tokens "
-        "(default: on, if the backend is batch-invariant)",
+        help="source of drafts for speculative decoding: repeated text (suffix), and also the "
+        "model's NextN block (mtp) or the model of --draft (draft); off makes no drafts (default: "
+        "auto, all sources that the model has, if the backend is batch-invariant)",
     )
     add_draft(parser)
 
@@ -276,8 +277,8 @@ def add_draft(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft",
         metavar="MODEL",
-        help="a smaller model with the same vocabulary, which drafts tokens for the model, or for "
-        "the first of several (docs/speculation.md)",
+        help="a smaller model with the same vocabulary that drafts tokens for the model (of "
+        "several, for the first one; docs/speculation.md)",
     )
 
 
@@ -288,8 +289,8 @@ def add_lora(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE[=SCALE]",
-        help="apply a LoRA adapter in GGUF with this scale (default: 1) beside the weights; may be "
-        "given several times (docs/lora.md)",
+        help="apply a LoRA adapter, a GGUF file, with this scale (default: 1); may be repeated "
+        "(docs/lora.md)",
     )
 
 
@@ -319,15 +320,29 @@ def add_json(parser: argparse.ArgumentParser, text: str = "print JSON instead of
 # Option, type, help. A test compares the defaults in the texts with SamplingParams.
 SAMPLING = (
     ("--temperature", float, "randomness; 0 always takes the most likely token (default: 0.8)"),
-    ("--top-k", int, "sample from the K most likely tokens; 0 is off (default: 40)"),
+    ("--top-k", int, "sample from the N most likely tokens; 0 turns this off (default: 40)"),
     (
         "--top-p",
         float,
         "sample from the most likely tokens up to this total probability (default: 0.95)",
     ),
-    ("--min-p", float, "drop tokens below this share of the most likely one (default: 0.05)"),
-    ("--repeat-penalty", float, "divide the score of recent tokens; 1 is off (default: 1.0)"),
-    ("--seed", int, "the same seed and prompt give the same answer (default: a new one each time)"),
+    (
+        "--min-p",
+        float,
+        "drop tokens whose probability is less than X times that of the most likely one "
+        "(default: 0.05)",
+    ),
+    (
+        "--repeat-penalty",
+        float,
+        "divide the score of recent tokens by X; 1 turns this off (default: 1.0)",
+    ),
+    (
+        "--seed",
+        int,
+        "seed of the random numbers; the same seed and prompt give the same answer (default: a new "
+        "one each time)",
+    ),
 )
 
 
@@ -338,7 +353,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "--max-tokens",
         type=token_limit,
         metavar="N",
-        help="most tokens of the answer (default: up to the end of the context)",
+        help="maximum number of tokens in the answer (default: up to the end of the context)",
     )
 
 
@@ -363,7 +378,8 @@ def add_think(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--think",
         action=argparse.BooleanOptionalAction,
-        help="turn reasoning before the answer on or off (default: on for most models that can)",
+        help="turn reasoning before the answer on or off (default: on for most models that support "
+        "it)",
     )
 
 

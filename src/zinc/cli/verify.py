@@ -36,9 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kernels",
         action="store_true",
-        help="first test every kernel by itself, in cases that need no model",
+        help="first test every kernel on its own, with cases that need no model",
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="show the errors of all parts")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="show the differences of all parts"
+    )
     usage.add_backend(parser)
     usage.add_kv_dtype(parser)
     usage.add_lora(parser)
@@ -53,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.tokens > BATCH_TOKENS:
         raise RequestError(
-            f"--tokens {args.tokens} is too much",
+            f"--tokens {args.tokens} is too large",
             f"the prompt is one step of at most {BATCH_TOKENS} tokens",
         )
     report: dict[str, Any] = {}
@@ -236,7 +238,7 @@ def _parts(checks: list[Check]) -> str:
             check.index,
             f"{check.error:.2e}",
             f"{check.tolerance:.2e}",
-            "departs" if check.departs else "",
+            "differs" if check.departs else "",
         )
         for label, check in worst.items()
     ]
@@ -247,7 +249,7 @@ def _verdict(checks: list[Check], departed: Check | None, logits: dict[str, Any]
     error = logits["logits_error"]
     shown = "no finite number" if error is None else f"{error:.2e}"
     end_to_end = (
-        f"all together: logits depart by {shown}, "
+        f"all together: logits differ by {shown}, "
         f"argmax agrees at {logits['argmax_agrees']} of {logits['logits_rows']} positions"
     )
     if departed is None:
@@ -258,9 +260,9 @@ def _verdict(checks: list[Check], departed: Check | None, logits: dict[str, Any]
 
 def _departure(check: Check) -> str:
     part = f" of {check.label}" if check.label else ""
-    what = f"launch {check.index} ({check.kernel}{part}) departs"
+    what = f"launch {check.index} ({check.kernel}{part}) differs"
     if not check.kernel:
-        what = "all launches together depart from the launches one by one"
+        what = "all launches together differ from the launches one by one"
     ran = f"\nit runs {', '.join(check.kernels)}" if check.kernels else ""
     return (
         f"{what} in the {check.step}: relative error {check.error:.2e}, "

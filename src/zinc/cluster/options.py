@@ -144,7 +144,7 @@ class ClusterOptions:
         """Return the options of the replicas of one model. Raises RequestError."""
         owner = f"the model {name!r}"
         if not isinstance(given, Mapping) or not isinstance(given.get("serve", {}), Mapping):
-            raise RequestError(f"the options of {owner} are no mapping", "", "write NAME: VALUE")
+            raise RequestError(f"the options of {owner} are not a mapping", "", "write NAME: VALUE")
         _check_names(given, {"model", "serve", *_OWN}, owner)
         own_serve = given.get("serve", {})
         refused = sorted((_NAMING | _SHARED) & own_serve.keys())
@@ -241,7 +241,9 @@ def read_options(
         found = _yaml(text, path)
     if not isinstance(found, dict) or not isinstance(found.get("serve", {}), dict):
         raise RequestError(
-            f"{path} has no options of a cluster", "it is no mapping", "docs/cluster.md shows one"
+            f"{path} has no options of a cluster",
+            "it is not a mapping",
+            "docs/cluster.md shows one",
         )
     if _NAMING & serve_given.keys() and found.get("models"):
         raise RequestError(
@@ -277,7 +279,7 @@ def _yaml(text: str, path: Path) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         why = " ".join(str(error).split())
-        raise RequestError(f"{path} is no YAML", why, "correct the file") from None
+        raise RequestError(f"{path} is not valid YAML", why, "correct the file") from None
 
 
 def serve_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -328,5 +330,5 @@ def _check_names(given: Mapping[str, Any], known: set[str], owner: str) -> None:
         raise RequestError(
             f"there is no option {unknown[0]!r} of {owner}",
             f"there are {', '.join(sorted(known))}",
-            "correct the config file, or write it anew with `zinc cluster yaml`",
+            "correct the config file, or create a new one with `zinc cluster yaml`",
         )

@@ -162,7 +162,7 @@ class _PartDigests:
         try:
             write_atomically(self._record, record)
         except OSError as error:
-            log.warning("hashes of %s are not remembered: %s", self.part.path, error)
+            log.warning("hashes of %s cannot be stored: %s", self.part.path, error)
 
 
 def cache_key(weights: str, plans: Iterable[Plan], layout: CacheLayout, backend: Backend) -> str:

@@ -97,6 +97,6 @@ class Limits:
         if n_kept > most:
             raise RequestError(
                 f"context_shift cannot keep {n_kept} tokens",
-                f"half of the context of {2 * most} has to be left for what comes later",
+                f"half of the context of {2 * most} must be free for the text that follows",
                 "keep fewer, or load the model with a larger {context}",
             )

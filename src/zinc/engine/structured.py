@@ -70,7 +70,7 @@ class Grammars:
         if kind not in get_args(Kind):
             given = repr(kind) if isinstance(kind, str) else with_article(kind)
             raise RequestError(
-                f"{given} is no kind of constraint",
+                f"{given} is not a kind of constraint",
                 "the kinds are json_schema, json_object, regex and grammar",
                 'pass the kind first, as in constraint("json_schema", schema)',
             )
@@ -158,7 +158,7 @@ def start_constraints(
         )
     if n > 1:
         raise RequestError(
-            f"one constraint cannot hold {n} answers",
+            f"one constraint cannot be used for {n} answers",
             "it follows the tokens of a single answer",
             "pass what LLM.constraint returns, or a JSON schema",
         )
@@ -226,7 +226,8 @@ class _Vocabulary:
             self.eos_token_id = min(tokenizer.eog_ids, default=None)
         if self.eos_token_id is None:
             raise UnsupportedError(
-                "the model cannot be held to a grammar", "it has no token that ends an answer"
+                "answers of this model cannot follow a grammar",
+                "it has no token that ends an answer",
             )
         self._encode = partial(tokenizer.encode, add_special=False)
         # A schema forces the same text again and again: names of properties, choices.

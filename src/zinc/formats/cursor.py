@@ -85,7 +85,7 @@ class Cursor:
         raw = self.raw(n_bytes, what)
         name = raw.decode("utf-8", "replace")
         if "\ufffd" in name or not name.isprintable():  # names are printed to terminals
-            raise self.corrupt(f"the name of a {what} is no printable UTF-8: {raw[:40]!r}")
+            raise self.corrupt(f"the name of a {what} is not printable UTF-8: {raw[:40]!r}")
         return name
 
     def count(self, noun: str, min_bytes: int, highest: int) -> int:

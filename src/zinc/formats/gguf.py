@@ -127,7 +127,7 @@ def _read_all_parts(opened: Part) -> list[Part]:
             raise FormatError(
                 f"{path} is not part {number} of {count}",
                 f"its metadata says split.no {claimed[0]} and split.count {claimed[1]}",
-                "keep the names that the parts were made with",
+                "do not rename the parts",
             )
         parts.append(part)
     n_tensors = sum(len(part.tensors) for part in parts)

@@ -14,7 +14,7 @@ def llguidance() -> Any:
         import llguidance as found
     except ImportError as error:
         raise UnsupportedError(
-            "answers cannot be held to a grammar or schema",
+            "answers cannot follow a grammar or schema",
             "the package llguidance is not installed",
             f"install it with: {install_command(STRUCTURED)}",
         ) from error

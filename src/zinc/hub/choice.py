@@ -82,7 +82,7 @@ def choose(variants: Sequence[Variant], check: FitCheck | None, repo: str) -> Ch
         f"no quantisation of {repo} fits in memory",
         f"{smallest.label} needs {_size(fit.needed_bytes)} with a context of "
         f"{fit.context_tokens:,} tokens, and {_size(fit.available_bytes)} are available",
-        f"choose a smaller model, or name a quantisation to download it all the same: "
+        f"choose a smaller model, or name a quantisation to download it anyway: "
         f"{repo}:{smallest.label}",
     )
 

@@ -93,7 +93,7 @@ class Hub:
                 response.status_code, dict(response.headers), response.text, str(response.url)
             ) from None
         except errors.HFValidationError as error:
-            raise ModelNameError(f"{name.repo} is no repository", str(error)) from None
+            raise ModelNameError(f"{name.repo} is not a repository", str(error)) from None
         except Exception as error:
             # The HTTP library differs between versions of huggingface_hub, and its errors with it.
             module = type(error).__module__

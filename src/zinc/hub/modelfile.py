@@ -99,11 +99,11 @@ def read(path: Path) -> Modelfile:
     except OSError as error:
         raise FormatError(f"cannot open {path}", error.strerror or str(error)) from None
     if len(data) > _MOST_BYTES:
-        raise FormatError(f"{path} is no Modelfile", "it has more than 1 MiB")
+        raise FormatError(f"{path} is not a Modelfile", "it has more than 1 MiB")
     try:
         return parse(data.decode("utf-8-sig"), path.name)
     except UnicodeDecodeError:
-        raise FormatError(f"{path} is no Modelfile", "it is not UTF-8 text") from None
+        raise FormatError(f"{path} is not a Modelfile", "it is not UTF-8 text") from None
 
 
 def parse(text: str, name: str) -> Modelfile:
@@ -123,7 +123,7 @@ def parse(text: str, name: str) -> Modelfile:
         if instruction not in _INSTRUCTIONS:
             near = get_close_matches(instruction, _INSTRUCTIONS, 1)
             hint = f"write {near[0]}" if near else f"choose one of {', '.join(_INSTRUCTIONS)}"
-            raise FormatError(f"{where}: {word[:40]} is no instruction", "", hint)
+            raise FormatError(f"{where}: {word[:40]} is not an instruction", "", hint)
         head, rest = _split(rest) if instruction in ("PARAMETER", "MESSAGE") else ("", rest)
         value, number = _value(rest, lines, number, where)
         if not value and instruction not in ("SYSTEM", "TEMPLATE", *_UNUSED):
@@ -190,7 +190,7 @@ def _apply(found: Modelfile, instruction: str, head: str, value: str, where: str
         case "MESSAGE":
             if head.lower() not in _ROLES:
                 hint = f"roles are {', '.join(_ROLES)}"
-                raise FormatError(f"{where}: {head[:40]} is no role", "", hint)
+                raise FormatError(f"{where}: {head[:40]} is not a role", "", hint)
             found.messages.append((head.lower(), value))
         case "TEMPLATE":
             found.template, found.template_where = value, where

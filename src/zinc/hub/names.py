@@ -92,9 +92,7 @@ def parse(text: str) -> ModelName:
     A file that exists takes precedence over every other form.
     """
     if not text or "\x00" in text:
-        raise ModelNameError(
-            f"{text!r} is no model", "a name has characters, and none of them is NUL"
-        )
+        raise ModelNameError(f"{text!r} is not a model", "a name must not be empty or contain NUL")
     path = Path(os.path.expanduser(text))  # unlike Path.expanduser, it accepts unknown users
     if _exists(path):
         return FileName(path)
@@ -111,7 +109,7 @@ def parse(text: str) -> ModelName:
     if _SHORT.fullmatch(text.lower()):
         return short_name(text)
     raise ModelNameError(
-        f"{text} is no model",
+        f"{text} is not a model",
         "a model is a .gguf file, org/repo[:quantisation], a URL of a hub, a short name such as "
         "qwen3:8b, or ollama:name[:tag]",
     )
@@ -156,7 +154,7 @@ def short_name(text: str) -> HubName:
     near = CATALOGUE.nearest(text)
     raise ModelNameError(
         f"there is no model {text}",
-        "no file and no short name of the catalogue is called that",
+        "no file and no short name in the catalogue has this name",
         f"similar names are {', '.join(near)}"
         if near
         else "`zinc list --catalogue` prints the short names; org/repo names any repository",
@@ -191,7 +189,7 @@ def _repository(repo: str, choice: str | None, endpoint: str | None = None) -> H
         return HubName(repo, None, _file_path(choice), DEFAULT_REVISION, endpoint)
     if not _QUANTISATION.fullmatch(choice):
         raise ModelNameError(
-            f"{repo}:{choice} is no model",
+            f"{repo}:{choice} is not a model",
             f"{choice!r} is neither a quantisation such as Q4_K_M nor a .gguf file",
         )
     return HubName(repo, choice, None, DEFAULT_REVISION, endpoint)
@@ -200,7 +198,7 @@ def _repository(repo: str, choice: str | None, endpoint: str | None = None) -> H
 def _file_path(path: str) -> str:
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\\" in path:
-        raise ModelNameError(f"{path} is no file of a repository")
+        raise ModelNameError(f"{path} is not a file of a repository")
     return path
 
 
@@ -209,7 +207,8 @@ def _url(text: str) -> HubName:
     url = urlsplit(text)
     if url.scheme not in ("http", "https") or not url.hostname or url.username:
         raise ModelNameError(
-            f"{text} is no model", "a URL begins with https:// and has no user name in it"
+            f"{text} is not a model",
+            "a URL must begin with https:// and must not contain a user name",
         )
     endpoint: str | None = f"{url.scheme}://{url.netloc}"
     if f"{url.netloc}/" in _HUB_HOSTS:
@@ -230,7 +229,7 @@ def _hub_path(text: str, path: str, endpoint: str | None) -> HubName:
         if parts[2] in ("resolve", "blob") and file.lower().endswith(".gguf"):
             return HubName(repo, None, _file_path(file), revision, endpoint)
     raise ModelNameError(
-        f"{text} is no model",
+        f"{text} is not a model",
         "the URL names neither a repository nor a .gguf file of one",
         "copy the address of the repository, or of the file's download button",
     )
@@ -252,5 +251,7 @@ def _ollama(text: str) -> OllamaName:
         model = f"library/{model}"
     valid = re.fullmatch(rf"{_PART}/{_PART}", model) and _QUANTISATION.fullmatch(tag or "latest")
     if not valid or not re.fullmatch(r"https?://[\w.-]+(:\d+)?", registry):
-        raise ModelNameError(f"{text} is no model", "Ollama's are written ollama:name[:tag]")
+        raise ModelNameError(
+            f"{text} is not a model", "names of Ollama's models have the form ollama:name[:tag]"
+        )
     return OllamaName(model, tag or "latest", registry)

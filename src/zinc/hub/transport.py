@@ -94,7 +94,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         if new.scheme not in ("http", "https") or (old.scheme, new.scheme) == ("https", "http"):
             raise DownloadError(
                 f"{old.netloc} redirects to {new.scheme}://{new.netloc}",
-                "zinc does not leave an encrypted connection",
+                "zinc follows redirects from https to https only",
             )
         following = super().redirect_request(req, fp, code, msg, headers, newurl)
         if following is not None and (old.scheme, old.netloc) != (new.scheme, new.netloc):

@@ -133,7 +133,7 @@ def check_load(
         if not isinstance(value, str):
             raise RequestError(
                 f"the backend option {name!r} is {with_article(value)}",
-                "values of options are texts",
+                "the values of options are strings",
                 f'write "{str(value).lower()}"',
             )
 
@@ -303,7 +303,7 @@ def _with_text(message: Mapping[str, Any], where: str, template: ChatTemplate) -
     if content is None:
         if role == "assistant":  # it may have calls alone
             return message
-        raise RequestError(f"{where} has no content", "a message has a text")
+        raise RequestError(f"{where} has no content", "every message needs content")
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         raise RequestError(
             f"{where}.content is {with_article(content)}", "it takes a text or a list of parts"

@@ -87,29 +87,30 @@ class LLM:
 
     model: path of a GGUF file or a Modelfile, or a name such as "qwen3:8b" or "org/repo:Q4_K_M"
         whose file is on this machine (docs/models.md); None is the embedded demo model.
-    backend: "cpu", "vulkan", or "auto": a GPU that holds the model and passes a self-test, else the
-        CPU (docs/placement.md). `LLM.choice.reason` says what was chosen and why.
+    backend: "cpu", "vulkan", "cuda", or "auto": a GPU that can hold the model and passes a
+        self-test, else the CPU (docs/placement.md). `LLM.choice.reason` is the choice with its
+        reason.
     threads: CPU threads (default: one for each core that this process may use).
     device_map: which layers run on the device, which on the CPU (docs/placement.md; default: as
         many as fit on the device). `LLM.choice.note` says what runs on the CPU.
-    context: the most tokens of prompt and answer together (default: the model's context, or as much
-        of it as fits in memory).
+    context: maximum number of tokens in prompt and answer together (default: the model's context,
+        or as much of it as fits in memory).
     rope: RoPE scaling, for a longer context than the file states. Sequences within the original
         context run without it.
     kv_dtype: "f16", "q8_0", "q4_0" (CPU; costs quality, see docs/numerics.md), or "auto": q8_0 on
         the CPU, f16 elsewhere.
-    batch_tokens: the most tokens of a step (default: 512, or as many as several GPUs need to work
-        at the same time, see docs/placement.md).
+    batch_tokens: maximum number of tokens in a step (default: 512, or as many as several GPUs need
+        to work at the same time, see docs/placement.md).
     prefix_cache: reuse the KV cache of earlier prompts for prompts with the same prefix.
     cache_bytes: limit of the prefix cache (default: all cache memory that running requests leave
         free).
-    cache_dir: folder that keeps the prefix cache over restarts. It is written while requests run.
+    cache_dir: folder that keeps the prefix cache across restarts. It is written while requests run.
         It contains the text of prompts, and only its owner can read it.
     swap_bytes: host memory to which preempted requests are swapped (default: a share of the free
         memory). Requests that do not fit are recomputed.
     speculate: source of drafts for speculative decoding: "suffix", "mtp", "draft", "off", or
-        "auto": every source, where that changes no token of an answer (docs/speculation.md).
-    draft: a smaller model with the same vocabulary, which drafts tokens.
+        "auto": every source, if drafts do not change answers (docs/speculation.md).
+    draft: a smaller model with the same vocabulary that drafts tokens.
     lora: GGUF files of LoRA adapters: one path, several, or a dict with the scale of each
         (docs/lora.md). A request that names no adapters uses all of them with these scales.
     pooling: how `embed` pools the hidden states of a text (default: as the file says, or "mean").
@@ -460,7 +461,7 @@ class LLM:
         if how is Pooling.NONE:
             raise RequestError(
                 "texts cannot be embedded without pooling",
-                "an embedding is one row for each of them",
+                "an embedding is one vector per text",
                 "choose mean, cls or last",
             )
         check_number("dimensions", dimensions)
@@ -488,15 +489,15 @@ class LLM:
     def rerank(
         self, query: str, documents: Seq[str], *, top_n: int | None = None
     ) -> list[RankedDocument]:
-        """Return the documents that suit a query best, the best first.
+        """Return the documents that are most relevant to a query, the best first.
 
-        top_n: the most to return (default: all). Scores come from the model: some models give
-        probabilities, others unbounded numbers. Raises UnsupportedError if the model is no
-        reranker, and RequestError if a query and a document are longer than the context.
+        top_n: maximum number to return (default: all). Scores come from the model: some models give
+        probabilities, others unbounded numbers. Raises UnsupportedError if the model is not
+        a reranker, and RequestError if a query and a document are longer than the context.
         """
         check_ranks(self.spec.kind)
         if top_n is not None and top_n < 1:
-            raise RequestError(f"top_n is {top_n}", "at least one document must be asked for")
+            raise RequestError(f"top_n is {top_n}", "it must be at least 1")
         worker = self.model.worker
         pairs = [self.encode_pair(query, each) for each in documents]
         pools = [self.rank_pool() for _ in pairs]

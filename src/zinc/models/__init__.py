@@ -156,7 +156,7 @@ def _described(
     """Return the architecture and the spec of a model file, for the arguments of `load`."""
     if file.metadata.get("general.type") == "adapter":
         raise RequestError(
-            f"{file.path} is no model",
+            f"{file.path} is not a model",
             "it is an adapter",
             "load the model that it was made for, and the adapter with {lora}",
         )

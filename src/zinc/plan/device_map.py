@@ -48,8 +48,8 @@ class DeviceMap:
         for name, is_given in (("shares", self.shares), ("split", self.split != SplitMode.LAYER)):
             if is_given:
                 raise RequestError(
-                    "there is nothing to share",
-                    "one device runs the model",
+                    "the model cannot be divided over devices",
+                    "it runs on one device",
                     f"name several devices with {{device}}, or leave {{{name}}} out",
                 )
         for name, number in (("gpu_layers", self.gpu_layers or 0), ("cpu_moe", self.cpu_moe)):

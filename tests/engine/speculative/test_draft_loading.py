@@ -95,8 +95,8 @@ def test_merges_are_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"speculate": "off"}, "the speculation 'off' uses no draft model"),
-        ({"speculate": "suffix"}, "the speculation 'suffix' uses no draft model"),
+        ({"speculate": "off"}, "the speculation mode 'off' uses no draft model"),
+        ({"speculate": "suffix"}, "the speculation mode 'suffix' uses no draft model"),
         ({"speculate": "draft", "draft": None}, "there is no draft model"),
         ({"draft": EMBEDDED_MODEL}, "cannot draft tokens for qwen3.gguf: 7,"),
         ({"draft": FIXTURES / "missing.gguf"}, "missing.gguf"),

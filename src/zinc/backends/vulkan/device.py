@@ -295,7 +295,7 @@ class Device:
         get(self._physical, byref(count), byref(families))
         able = [i for i, f in enumerate(families) if f.flags & vk.QUEUE_COMPUTE]
         if not able:
-            raise DeviceError(f"the Vulkan device {self.candidate.name} does not compute")
+            raise DeviceError(f"the Vulkan device {self.candidate.name} has no compute queue")
         best = max(able, key=lambda i: (bool(families[i].flags & vk.QUEUE_GRAPHICS), -i))
         return best, families[best].timestampBits
 
@@ -339,7 +339,7 @@ class CommandBuffer:
         if max_stamps and not device.timestamp_bits:
             raise UnsupportedError(
                 f"kernels cannot be timed on {device.candidate.name}",
-                "its queue writes no timestamps",
+                "its queue has no timestamps",
             )
         flags = vk.CommandPoolCreateInfo(flags=vk.POOL_RESET, family=device.family)
         pool = device.create("vkCreateCommandPool", flags)

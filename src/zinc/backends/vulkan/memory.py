@@ -73,7 +73,8 @@ def choose_type(properties: Any, kind: MemoryKind, unified: bool, allowed: int) 
     ]
     if not able:
         raise MemoryLimitError(
-            "the device has no memory for zinc's buffers", f"none is of the kind {kind.name}"
+            "the device has no memory for zinc's buffers",
+            f"it has no memory of the kind {kind.name}",
         )
 
     def rank(x: tuple[int, Any]) -> tuple[int, ...]:

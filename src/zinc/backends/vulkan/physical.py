@@ -98,7 +98,7 @@ def choose(wanted: str = "") -> Candidate:
     if not found:
         raise DeviceError(
             "no Vulkan device was found",
-            "the loader knows no driver",
+            "the Vulkan loader found no driver",
             DRIVER_HINT,
         )
     if wanted:

@@ -259,7 +259,7 @@ class Pipelines:
             )
         except DeviceError as error:
             raise DeviceError(
-                f"the driver does not take the kernel {shader.name}", error.why, error.hint
+                f"the driver rejects the kernel {shader.name}", error.why, error.hint
             ) from error
         finally:
             f.vkDestroyShaderModule(device.handle, module, None)

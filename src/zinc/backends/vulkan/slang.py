@@ -87,7 +87,7 @@ class Process:
         finally:
             timer.cancel()
         if not answer:
-            raise OSError("it ended before it was done")
+            raise OSError("its process ended early")
         return str(json.loads(answer))
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ def _models(models: Folders) -> Iterator[Finding]:
         count = "1 model" if len(rows) == 1 else f"{len(rows)} models"
         yield ok(f"{program}: {count}, {size(n_bytes)}")
     if not found:
-        yield skip("there is no model beside the embedded one", "zinc pull qwen3:0.6b")
+        yield skip("there is no model besides the embedded one", "zinc pull qwen3:0.6b")
     for folder in (models.hugging_face, models.ollama[0]):
         if not os.access(_existing(folder), os.W_OK | os.X_OK):
             yield warn(

@@ -70,7 +70,7 @@ def section(
     if is_macos:
         findings += _macos(drivers, real)
     elif not nodes and not real:
-        findings.append(skip("this machine shows no GPU; models run on the CPU"))
+        findings.append(skip("no GPU was found; models run on the CPU"))
     findings += _nodes(nodes)
     if nodes and not real:
         findings += _no_driver(drivers)
@@ -121,7 +121,7 @@ def _no_driver(drivers: Drivers) -> Iterator[Finding]:
     for name, error in drivers.errors.items():
         yield fail(f"{name}: {reason(error)}", remedy(error, _LOADER))
     if not drivers.errors:
-        yield fail("there is a GPU, and no Vulkan driver for it", _DRIVER)
+        yield fail("there is a GPU but no Vulkan driver for it", _DRIVER)
 
 
 def _other_errors(drivers: Drivers) -> Iterator[Finding]:
@@ -134,7 +134,7 @@ def _gpu(name: str, gpu: DeviceInfo, drivers: Drivers, update: str) -> Iterator[
     matrices = ", matrix units" if gpu.matrix_units else ""
     title = f"{gpu.selector}, {gpu.name} ({gpu.kind}, {gpu.driver}{matrices})"
     if gpu.kind is DeviceKind.SOFTWARE:
-        yield skip(f"{title}: emulates a GPU on the CPU; `--backend auto` never picks it")
+        yield skip(f"{title}: emulates a GPU on the CPU; `--backend auto` never chooses it")
         return
     if gpu.missing:
         lacks = ", ".join(gpu.missing)

@@ -55,4 +55,6 @@ def _memory(planned: PlannedModel) -> Iterator[Finding]:
     if fitting >= context:
         yield ok(f"contexts of up to {fitting:,} tokens fit")
     if report.decode_tokens_per_s is not None:
-        yield ok(f"memory lets it decode {fit_text.speed(report.decode_tokens_per_s)}")
+        yield ok(
+            f"read bandwidth allows a decode speed of {fit_text.speed(report.decode_tokens_per_s)}"
+        )

@@ -66,7 +66,7 @@ def step_times(reports: Iterable[Mapping[str, Any]]) -> StepTimes:
             step_tokens = report["step_tokens"]
     except (KeyError, TypeError):
         raise RequestError(
-            "a file is no result of `zinc bench`", "", "write one with `zinc bench MODEL --json`"
+            "a file is not a result of `zinc bench`", "", "write one with `zinc bench MODEL --json`"
         ) from None
     if not decode or not prefill:
         raise RequestError(

@@ -136,8 +136,8 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
                 raise ValueError
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise RequestError(
-                "the trace has other contents",
-                f"line {number + 1} of {path.name} is no request with a time of arrival",
+                "the trace cannot be read",
+                f"line {number + 1} of {path.name} is not a request with a time of arrival",
                 "docs/cluster.md describes traces",
             ) from None
         lines.append(line)

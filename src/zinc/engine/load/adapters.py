@@ -131,7 +131,7 @@ def _check_kind(file: GGUFFile, model: GGUFFile) -> None:
     kind = file.str("general.type", default="model")
     if kind != "adapter":
         raise RequestError(
-            f"{file.path} is no LoRA adapter",
+            f"{file.path} is not a LoRA adapter",
             f"its general.type is {kind!r}",
             "with {lora}, name a file that llama.cpp's convert_lora_to_gguf.py made",
         )

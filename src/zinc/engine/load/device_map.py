@@ -110,7 +110,7 @@ def divide(
                 "choose a device with {backend=vulkan}, or leave {gpu_layers} and {cpu_moe} out",
             )
         device_map.check(nodes, n_layers)
-        why = "as asked"
+        why = "as requested"
     if device_map.is_whole(n_layers):
         return BackendChoice(device, device_map)
     note = f"{device_map.describe(n_layers)} ({why})"

@@ -68,7 +68,7 @@ def open_devices(selectors: Sequence[tuple[str, str]], options: LoadOptions) -> 
         if seen[selector] and not _is_emulated(backend, selector):
             raise DeviceError(
                 f"the device {selector} is named twice",
-                "a part of a model on each name would share its memory and speed",
+                "two parts of the model would share its memory and speed",
                 "name each device once",
             )
         own = {"device": selector, "instance": str(seen[selector])}

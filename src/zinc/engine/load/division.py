@@ -142,8 +142,7 @@ class _Division:
         if not _fits(backend, model, self.options, self.draft_bytes):
             raise MemoryLimitError(
                 f"the model does not fit on {' and '.join(names)} in these parts",
-                "each device must have room for its part of every layer, "
-                "and for what all of them have",
+                "each device needs memory for its part of every layer and for the replicated parts",
                 "choose {split=layer}, other {shares}, "
                 "or a smaller model, quantisation or {context}",
             )
@@ -219,14 +218,14 @@ def _check(device_map: DeviceMap, names: Sequence[str], n_layers: int) -> None:
     """Raise RequestError if a model cannot be divided over the devices by `device_map`."""
     if device_map.gpu_layers is not None or device_map.cpu_moe:
         raise RequestError(
-            "layers cannot be counted for several devices",
-            "such a count divides a model between one device and the CPU",
+            "a number of layers cannot be set for several devices",
+            "it divides a model between one device and the CPU",
             "leave {gpu_layers} and {cpu_moe} out; name cpu in {device}, and divide by {shares}",
         )
     shares = device_map.shares
     if shares and (len(shares) != len(names) or not all(_is_share(x) for x in shares)):
         raise RequestError(
-            f"the shares {', '.join(f'{share:g}' for share in shares)} do not suit the devices",
+            f"the shares {', '.join(f'{share:g}' for share in shares)} do not match the devices",
             f"there are {len(names)} devices, and each takes a share greater than 0",
             f"give {len(names)} numbers",
         )
@@ -239,7 +238,7 @@ def _check(device_map: DeviceMap, names: Sequence[str], n_layers: int) -> None:
     if n_layers < len(names) and device_map.split != SplitMode.TENSOR:
         raise RequestError(
             f"the model cannot be divided over {len(names)} devices",
-            f"it has {n_layers} layers, and each device takes one or more",
+            f"it has {n_layers} layers, and each device needs at least one",
             "name fewer devices with {device}",
         )
 

@@ -36,12 +36,16 @@ def check_mode(options: LoadOptions) -> None:
     """Raise RequestError if `options.speculate` is no mode, or does not suit the draft model."""
     mode = options.speculate
     if mode not in MODES:
-        raise RequestError(f"there is no speculation {mode!r}", "", f"choose {', '.join(MODES)}")
+        raise RequestError(
+            f"there is no speculation mode {mode!r}", "", f"choose {', '.join(MODES)}"
+        )
     if mode == "draft" and options.draft is None:
         raise RequestError("there is no draft model", "", "name one with {draft=MODEL}")
     if mode not in ("auto", "draft") and options.draft is not None:
         raise RequestError(
-            f"the speculation {mode!r} uses no draft model", "", "leave {draft} or {speculate} out"
+            f"the speculation mode {mode!r} uses no draft model",
+            "",
+            "leave {draft} or {speculate} out",
         )
 
 

@@ -28,7 +28,7 @@ def check_vocabulary(draft: GGUFFile, model: GGUFFile) -> None:
         )
         n_tokens = max(len(ours), len(theirs))
         raise RequestError(
-            what, f"{len(differ):,} of {n_tokens:,} tokens differ, first of all {first}", same
+            what, f"{len(differ):,} of {n_tokens:,} tokens differ, the first is {first}", same
         )
     for key in ("model", "merges"):
         if _values(draft, key) != _values(model, key):

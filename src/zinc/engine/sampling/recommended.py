@@ -42,7 +42,7 @@ def recommended(metadata: Mapping[str, Any]) -> dict[str, Any]:
         try:
             SamplingParams(**one)
         except RequestError as error:
-            log.warning("the file's general.sampling.%s is left out: %s", key, error)
+            log.warning("the file's general.sampling.%s is ignored: %s", key, error)
             continue
         found |= one
     return found

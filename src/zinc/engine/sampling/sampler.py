@@ -389,5 +389,5 @@ def check_peak(peak: float) -> None:
         raise ModelError(
             f"the model's largest logit is {peak:g}",
             "a forward pass went wrong or the weights are damaged",
-            "`zinc verify` names the first layer that departs from the reference",
+            "run `zinc verify` to find the first layer that differs from the reference",
         )

@@ -94,7 +94,7 @@ class Tuner:
             raise DeviceError(
                 f"the device was lost in the search for the tile of {product.key}",
                 error.why,
-                "run the command again: it goes on without the tile that failed",
+                "run the command again: it continues without the tile that failed",
             ) from error
         finally:
             self.table.write(self.path)
@@ -107,10 +107,10 @@ def _opened(path: Path, origin: Origin, tilings: Mapping[str, Tiling]) -> TileTa
     except FileNotFoundError:
         return TileTable(origin)
     except (OSError, ValueError) as error:
-        log.warning("%s is damaged and is written anew: %s", path, error)
+        log.warning("%s is damaged and is replaced: %s", path, error)
         return TileTable(origin)
     if table.origin != origin:
-        log.warning("%s is of another device, driver or version and is written anew", path)
+        log.warning("%s belongs to another device, driver or version and is replaced", path)
         return TileTable(origin)
     return table
 

@@ -137,7 +137,7 @@ def _open(path: Path) -> int:
         raise RequestError(
             f"{path.name} is in use",
             "another process writes answers to it",
-            "wait for its end, or choose another output file",
+            "wait until it ends, or choose another output file",
         )
     return file
 

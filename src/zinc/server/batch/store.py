@@ -217,7 +217,7 @@ class BatchStore:
                 found.append((record["created_at"], path.stat().st_mtime_ns, record))
             except (ValueError, KeyError, TypeError):
                 raise RequestError(
-                    f"{path} cannot be read", "it is no record of a file or batch", "remove it"
+                    f"{path} cannot be read", "it is not the record of a file or batch", "remove it"
                 ) from None
         found.sort(key=lambda each: each[:2])
         return {record["id"]: record for *_, record in found}

@@ -134,7 +134,7 @@ async def read_form(request: Request, path: Path, room: Callable[[], int]) -> Fo
         raise invalid(None, "the form cannot be read", str(error)[:100]) from None
     except TimeoutError:
         raise ApiError(
-            408, "the body is incomplete", f"nothing came for {_PART_TIMEOUT_S:g} s"
+            408, "the body is incomplete", f"no data arrived for {_PART_TIMEOUT_S:g} s"
         ) from None
     except ClientDisconnect:
         raise ApiError(400, "the body is incomplete", "the connection was closed") from None

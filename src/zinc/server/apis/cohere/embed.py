@@ -57,7 +57,7 @@ class CohereEmbedFields(QueueFields):
     embedding_types: Annotated[list[RowFormat], FirstError()] | None = Field(None, min_length=1)
     output_dimension: int | None = Field(None, ge=1, description="keep only the first dimensions")
     truncate: Literal["NONE", "START", "END"] = Field(
-        "END", description="the end that is cut off a text longer than the context"
+        "END", description="the end at which a text longer than the context is truncated"
     )
     max_tokens: int | None = Field(None, description="no effect: the context limits texts")
 

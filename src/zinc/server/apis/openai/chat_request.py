@@ -46,7 +46,7 @@ class ThinkingFields(SamplingFields):
 
     reasoning_effort: Effort | None = None
     enable_thinking: bool | None = None
-    thinking_budget: int | None = Field(None, ge=0, description="most tokens of reasoning")
+    thinking_budget: int | None = Field(None, ge=0, description="maximum reasoning tokens")
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables for the chat template"
     )

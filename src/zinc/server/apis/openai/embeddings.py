@@ -48,7 +48,7 @@ class EmbeddingFields(NeutralFields, QueueFields):
     task: str | None = Field(None, description="Jina: the same, such as retrieval.query")
     prompt_name: str | None = Field(None, description="Text Embeddings Inference: the same")
     normalized: bool = Field(True, description="Jina: scale embeddings to length 1")
-    truncate: bool = Field(False, description="Jina: cut texts that are longer than the context")
+    truncate: bool = Field(False, description="Jina: truncate texts longer than the context")
 
 
 async def embeddings(service: Service, request: Request) -> Response:

@@ -26,7 +26,7 @@ def queue_of(service: Service) -> BatchQueue:
     if service.batches is None:
         raise ApiError(
             501,
-            "this server keeps no files and batches",
+            "this server accepts no files and batches",
             "it was started without a folder for them",
             "start it with --batch-dir",
         )

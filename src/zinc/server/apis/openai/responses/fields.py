@@ -25,7 +25,7 @@ class Reasoning(Fields):
 
     effort: Effort | None = None
     enabled: bool | None = None
-    max_tokens: int | None = Field(None, ge=0, description="most tokens of reasoning")
+    max_tokens: int | None = Field(None, ge=0, description="maximum reasoning tokens")
     summary: str | None = None
     generate_summary: str | None = None
 

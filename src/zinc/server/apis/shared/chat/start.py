@@ -76,7 +76,9 @@ async def start(
     prompt = await _prompt(model, request)
     if request.thinking_budget is not None and prompt.format.thinking is None:
         # Clients send a budget to every model; one without reasoning always keeps it.
-        model.note("its chat format marks no reasoning, so thinking budgets have no effect")
+        model.note(
+            "its chat format has no markers for reasoning, so thinking budgets have no effect"
+        )
     prepared = await _prepare(model, request, prompt.format)
     thinking = _thinking(model, request, prompt, prepared.answer.constraint is not None)
 

@@ -183,7 +183,7 @@ TABLE: dict[str, ForeignField] = {
     ),
     **ignored("LM Studio", "a draft model would not change the answer", "draft_model"),
     **ignored(
-        "OpenAI", "it does not concern the answer",
+        "OpenAI", "it does not affect the answer",
         "user", "metadata", "client_metadata", "store", "service_tier", "safety_identifier",
         "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
     ),
@@ -194,7 +194,7 @@ TABLE: dict[str, ForeignField] = {
         "trace",
     ),
     **ignored(
-        "vLLM", "it says how that server works, or how it prints special tokens",
+        "vLLM", "it controls the engine of that server, or how it prints special tokens",
         "skip_special_tokens", "spaces_between_special_tokens", "add_special_tokens", "detokenize",
         "length_penalty", "early_stopping", "guided_decoding_backend", "guided_whitespace_pattern",
         "mm_processor_kwargs", "media_io_kwargs", "truncation_side", "request_id",
@@ -202,12 +202,12 @@ TABLE: dict[str, ForeignField] = {
         "return_prompt_text",
     ),
     **ignored(
-        "SGLang", "it says how that server works",
+        "SGLang", "it controls the engine of that server",
         "rid", "stream_reasoning", "data_parallel_rank", "bootstrap_host", "bootstrap_port",
         "bootstrap_room", "return_cached_tokens_details", "return_routed_experts",
     ),
     **ignored(
-        "llama.cpp", "it says how that server works",
+        "llama.cpp", "it controls the engine of that server",
         "n_discard", "slot_id", "backend_sampling", "chat_format", "chat_parser", "grammar_lazy",
         "grammar_triggers", "preserved_tokens", "generation_prompt", "thinking_forced_open",
         "reasoning_control", "reasoning_budget_message", "reasoning_budget_start_tag",
