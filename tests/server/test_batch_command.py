@@ -174,12 +174,30 @@ def test_bad_rows_get_errors_and_the_run_goes_on(tmp_path: Path, capsys):
     before = output.read_bytes()
     assert batch(source, output, "--max-body", "2K") == 1
     assert output.read_bytes() == before
+    assert f"all 12 rows of {source} were done already" in capsys.readouterr().err
     repaired = [good, *(story(i, max_tokens=2) for i in range(1, 11)), lines[-1]]
     repaired[7] = story(11, max_tokens=2)  # the last row is row-7
     write(source, repaired)
     assert batch(source, output, "--retry-failed") == 0
     found = read(output)
     assert len({each["custom_id"] for each in found}) == len(found) == 12
+
+
+def test_a_batch_without_a_row_to_run_says_so_and_loads_no_model(
+    tmp_path: Path, capsys, monkeypatch
+):
+    source, output = write(tmp_path / "in.jsonl", [story(0), story(1)]), tmp_path / "out.jsonl"
+    with Journal(output) as journal:
+        for name in ("row-1", "row-0"):
+            journal.append(rows.answer_line(name, Reply(200, "req_1", {})))
+    monkeypatch.setattr("zinc.cli.batch._run", None)  # loads the model
+    assert batch(source, output) == 0
+    what = f"all 2 rows of {source} were done already"
+    assert capsys.readouterr().err.endswith(f"zinc: {what}; there is nothing to do\n")
+    assert batch(write(tmp_path / "none.jsonl", [""]), tmp_path / "other.jsonl") == 0
+    assert capsys.readouterr().err.endswith("none.jsonl has no rows; there is nothing to do\n")
+    with pytest.raises(TypeError):  # a third row is run
+        batch(write(source, [story(0), story(1), story(2)]), output)
 
 
 @pytest.mark.parametrize("n_cut", [1, 2, 30, 10_000])

@@ -92,7 +92,9 @@ def run(args: argparse.Namespace) -> int:
         _check_files(source, output)
         application = _application(args)
         with _journal(output, args.retry_failed) as journal:
-            found = asyncio.run(_run(args, application, journal, progress))
+            found = _finished(args, journal)
+            if found is None:
+                found = asyncio.run(_run(args, application, journal, progress))
     except KeyboardInterrupt:
         progress.close()
         print(_interrupted(output), file=sys.stderr, flush=True)
@@ -167,6 +169,19 @@ def _application(args: argparse.Namespace) -> Application:
             max_body_bytes=args.max_body,
         )
     )
+
+
+def _finished(args: argparse.Namespace, journal: Journal) -> Counts | None:
+    """Return the counts of a batch without a row to run, and say so on stderr; else None."""
+    from zinc.server.batch.run import Counts, count_rows, is_finished
+
+    source = Path(args.input)
+    if not is_finished(source, journal, args.max_body):
+        return None
+    total = count_rows(source, args.max_body)
+    what = f"all {total:,} rows of {source} were done already" if total else f"{source} has no rows"
+    print(f"zinc: {what}; there is nothing to do", file=sys.stderr)
+    return Counts(total, journal.n_done, journal.n_failed)
 
 
 async def _run(

@@ -38,6 +38,13 @@ def count_rows(source: Path, max_bytes: int) -> int:
     return sum(1 for _ in rows.read_lines(source, max_bytes))
 
 
+def is_finished(source: Path, journal: Journal, max_bytes: int) -> bool:
+    """Return whether the output has all rows of a file; see `read_lines`."""
+    seen: set[bytes] = set()
+    lines = rows.read_lines(source, max_bytes)
+    return all(_missing(number, line, journal, seen) is None for number, line in lines)
+
+
 @dataclass(slots=True)
 class BatchRun:
     """A batch that runs.
@@ -82,27 +89,15 @@ class BatchRun:
 
     async def _next(self, number: int, line: bytes | None) -> Row | None:
         """Return the request in a line, or None if it is done or has no valid request."""
-        if self.journal.has_line(number):
+        arguments = number, line, self.journal, self._seen, self.endpoint
+        if line is not None and len(line) > _LARGE_BYTES:
+            found = await asyncio.to_thread(_missing, *arguments)
+        else:
+            found = _missing(*arguments)
+        if isinstance(found, RowError):
+            self._write(rows.error_line(found.custom_id, number, found.error), failed=True)
             return None
-        try:
-            if line is not None and len(line) > _LARGE_BYTES:
-                row = await asyncio.to_thread(rows.parse_row, line, self.endpoint)
-            else:
-                row = rows.parse_row(line, self.endpoint)
-            error, custom_id = None, row.custom_id
-        except RowError as found:
-            row, error, custom_id = None, found.error, found.custom_id
-        if custom_id:
-            if (key := digest(custom_id)) in self._seen:
-                error, custom_id = rows.duplicate(custom_id), ""
-            else:
-                self._seen.add(key)
-                if self.journal.has_id(custom_id):
-                    return None
-        if error is None:
-            return row
-        self._write(rows.error_line(custom_id, number, error), failed=True)
-        return None
+        return found
 
     async def _answer(self, row: Row) -> None:
         reply = await answered(row, self.send)
@@ -116,6 +111,31 @@ class BatchRun:
         self.journal.append(line)
         self.counts.done += 1
         self.counts.failed += failed
+
+
+def _missing(
+    number: int,
+    line: bytes | None,
+    journal: Journal,
+    seen: set[bytes],
+    endpoint: str | None = None,
+) -> Row | RowError | None:
+    """Return the request in a line or the error of the line, or None if the output has the row.
+
+    seen: digests of the custom ids of earlier lines; that of this line is added.
+    """
+    if journal.has_line(number):
+        return None
+    try:
+        found: Row | RowError = rows.parse_row(line, endpoint)
+    except RowError as error:
+        found = error
+    if not found.custom_id:
+        return found
+    if (key := digest(found.custom_id)) in seen:
+        return RowError(rows.duplicate(found.custom_id))
+    seen.add(key)
+    return None if journal.has_id(found.custom_id) else found
 
 
 async def answered(row: Row, send: Send) -> Reply:
