@@ -11,6 +11,7 @@ Specification: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -129,7 +130,25 @@ def _other_format(head: bytes) -> str:
         return "it seems to be a safetensors file"
     if head[:4] in (b"lmgg", b"tjgg", b"fmgg", b"algg"):
         return "it is a GGML file, the predecessor of GGUF"
-    return f"it starts with {head[:4]!r} instead of {MAGIC!r}"
+    if head[:1] == b"\x80" and head[1:2] <= b"\x05":
+        return "it seems to be a Python pickle, perhaps a PyTorch checkpoint"
+    if head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"7z\xbc\xaf", b"BZh")):
+        return "it is compressed, and must be unpacked first"
+    if not any(head):
+        return "it begins with zeros, perhaps because its download did not end"
+    if text := _first_line(head):
+        return f"it is a text file that begins with {text!r}"
+    return f"its first bytes are {head[:4].hex(' ')} and not {MAGIC.hex(' ')} ({MAGIC.decode()})"
+
+
+def _first_line(head: bytes) -> str:
+    """Return the first line of text, or nothing if the bytes are not the beginning of a text."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # may end within a character
+    except UnicodeDecodeError:
+        return ""
+    is_text = all(char.isprintable() or char in "\r\n\t" for char in text)
+    return text.strip().partition("\n")[0].strip() if is_text else ""
 
 
 class _Reader(Cursor):
