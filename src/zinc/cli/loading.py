@@ -72,9 +72,9 @@ def sampling_params(args: argparse.Namespace, llm: LLM | None = None) -> Samplin
     try:
         return SamplingParams(**given)
     except RequestError as error:
-        name, _, rest = error.what.partition(" ")
-        option = f"--{name.replace('_', '-')}" if name in given else name
-        raise RequestError(f"{option} {rest}", error.why, error.hint) from None
+        option = f"--{error.argument.replace('_', '-')}"
+        what = error.what.replace(error.argument, option, 1)
+        raise RequestError(what, error.why, error.hint) from None
 
 
 @contextmanager

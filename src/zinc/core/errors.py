@@ -108,7 +108,14 @@ class TemplateError(ZincError):
 
 
 class RequestError(ZincError):
-    """A request is not valid: an argument out of range, or a prompt longer than the context."""
+    """A request is not valid: an argument out of range, or a prompt longer than the context.
+
+    argument: the argument of SamplingParams that is wrong, for errors about one ("" otherwise).
+    """
+
+    def __init__(self, what: str, why: str = "", hint: str = "", *, argument: str = "") -> None:
+        super().__init__(what, why, hint)
+        self.argument = argument
 
 
 class TextTooLongError(RequestError):

@@ -92,11 +92,14 @@ class Limits:
         most = self.max_sequence_tokens // 2
         if params.max_tokens is None:
             raise RequestError(
-                "context_shift needs max_tokens", "nothing else would end such an answer"
+                "context_shift needs max_tokens",
+                "nothing else would end such an answer",
+                argument="context_shift",
             )
         if n_kept > most:
             raise RequestError(
                 f"context_shift cannot keep {n_kept} tokens",
                 f"half of the context of {2 * most} must be free for the text that follows",
                 "keep fewer, or load the model with a larger {context}",
+                argument="context_shift",
             )

@@ -167,8 +167,10 @@ def from_exception(error: BaseException) -> ApiError:
             return error
         case TemplateError():
             return ApiError(400, error.what, error.why, "change the messages", code="invalid_value")
-        case RequestError() | UnsupportedError():
-            return ApiError(400, error.what, error.why, error.hint, code="invalid_value")
+        case RequestError():  # fields of the sampler have the names of its arguments
+            return invalid(error.argument or None, error.what, error.why, error.hint)
+        case UnsupportedError():
+            return invalid(None, error.what, error.why, error.hint)
         case MemoryLimitError():
             return ApiError(503, error.what, error.why, error.hint, headers={"Retry-After": "5"})
         case _:

@@ -170,7 +170,8 @@ class SamplingParams:
 def _refused(name: str, value: object, allowed: str) -> RequestError:
     shown = repr(value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    return RequestError(f"{name} is {shown}", f"it must be {allowed}")
+    argument = name.partition("[")[0]
+    return RequestError(f"{name} is {shown}", f"it must be {allowed}", argument=argument)
 
 
 def _check_number(name: str, value: object, allowed: _Range) -> None:

@@ -75,6 +75,7 @@ class Sampler:
                 raise RequestError(
                     f"logit_bias names token {self._biased.max()}",
                     f"the vocabulary has tokens 0 to {n_vocab - 1}",
+                    argument="logit_bias",
                 )
         self._stateful: list[_StatefulSampler] = []
         self._surprise: tuple[int, float] | None = None  # mirostat's: the sampled token, its bits

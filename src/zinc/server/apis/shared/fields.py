@@ -239,7 +239,7 @@ def sampling_params(
             **given,
         )
     except RequestError as error:
-        own = error.what.split(" ")[0].split("[")[0]
+        own = error.argument
         param = {"max_tokens": max_tokens_name, "stop": stop_name}.get(own, own)
         raise invalid(param, error.what.replace(own, param, 1), error.why) from None
 
