@@ -82,6 +82,19 @@ def test_run_with_a_seed_repeats_itself(zinc, backend):
     assert a == b != c
 
 
+def test_run_and_chat_end_before_a_stop_string(zinc, backend):
+    options = (*GREEDY, "--backend", backend)
+    whole = zinc("run", "Tell me a story.", *options).out.strip()
+    first, second = whole.split()[2], whole.split()[4]
+    before = whole[: whole.index(first)].strip()
+    assert before
+    for stops in (["--stop", first], ["--stop", second, "-r", first]):
+        result = zinc("run", "Tell me a story.", *stops, *options)
+        assert (result.status, result.out.strip()) == (0, before)
+    chat = zinc("chat", "--stop", first, *options, stdin=b"Tell me a story.\n")
+    assert (chat.status, chat.out.strip()) == (0, before)
+
+
 def test_run_raw_continues_the_text(zinc, backend, llm):
     from zinc import SamplingParams
 

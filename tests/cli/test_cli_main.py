@@ -160,6 +160,7 @@ def test_wrong_usage_ends_with_2(zinc, argv):
             "--kv-dtype: 'f8' is not one of auto, f16, q8_0, q4_0. See `zinc run --help`.\n",
         ),
         (["runn", "a"], "there is no command 'runn'; did you mean run? See `zinc --help`.\n"),
+        (["lsit"], "there is no command 'lsit'; did you mean list? See `zinc --help`.\n"),
         (["frobnicate"], "there is no command 'frobnicate'. See `zinc --help`.\n"),
     ],
 )
@@ -192,6 +193,12 @@ def test_wrong_usage_is_one_line_that_names_the_help(zinc, argv):
         (["run", "a", "-ng", "5"], "-ng", ""),
         (["run", "a", "--max-token", "5"], "--max-token", "--max-tokens"),
         (["run", "a", "--temprature", "1"], "--temprature", "--temperature"),
+        (["run", "a", "--topk", "1"], "--topk", "--top-k"),
+        (["run", "a", "--sede", "1"], "--sede", "--seed"),
+        (["run", "a", "--main-gpu", "1"], "--main-gpu", ""),
+        (["run", "a", "--frequency-penalty", "1"], "--frequency-penalty", ""),
+        (["run", "a", "--rope-freq-scale", "1"], "--rope-freq-scale", ""),
+        (["serve", "--stop", "a"], "--stop", ""),
         (["bench", "--ctx-size", "5"], "--ctx-size", ""),
         (["serve", "--n-predict", "5"], "--n-predict", ""),
     ],
@@ -406,6 +413,15 @@ def test_memory_that_runs_out_is_an_error(zinc, monkeypatch):
     result = zinc("check")
     assert result.status == 1
     assert result.err.startswith("zinc: there is not enough memory")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("", "an empty text would end"), ("\udcff", "this is not UTF-8 text")]
+)
+def test_a_stop_string_must_be_text(zinc, text, why):
+    result = zinc("run", "a", "--stop", text)
+    assert result.status == 2
+    assert f"argument --stop: {why}" in result.err
 
 
 def test_sampling_defaults_in_the_help_are_those_of_the_sampler():

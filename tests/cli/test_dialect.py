@@ -22,6 +22,7 @@ KNOWN = {
     "--model",
     "--system",
     "--seed",
+    "--stop",
 }
 
 
@@ -33,6 +34,7 @@ KNOWN = {
         (["-p", "a prompt", "-n", "5"], ["-n", "5", "a prompt"]),
         (["-ctk", "f16", "-ctv", "f16"], ["--kv-dtype", "f16"]),
         (["-hf", "org/repo:Q4_K_M"], ["--model", "org/repo:Q4_K_M"]),
+        (["-r", "User:", "-r", "Q:"], ["--stop", "User:", "--stop", "Q:"]),
         (["-md", "small.gguf"], ["--draft", "small.gguf"]),
         (["-sys", "Be brief."], ["--system", "Be brief."]),
         (["--", "--ctx-size", "5"], ["--", "--ctx-size", "5"]),

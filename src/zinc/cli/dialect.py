@@ -23,13 +23,14 @@ class Foreign:
 
     own: the option of zinc that takes its place; None if it has no effect, for the reason `why`.
     values: how many values it has. choices: if given, it has one value if the next word is one of
-    these, else none.
+    these, else none. repeats: it can be given several times.
     """
 
     own: str | None = None
     why: str = ""
     values: int = 1
     choices: Collection[str] = ()
+    repeats: bool = False
 
 
 def _flag(why: str) -> Foreign:
@@ -65,6 +66,8 @@ OPTIONS: dict[str, Foreign] = {
     **dict.fromkeys(("-ctv", "--cache-type-v"), Foreign("--kv-dtype")),
     **dict.fromkeys(("-md", "--model-draft", "--spec-draft-model"), Foreign("--draft")),
     "-s": Foreign("--seed"),
+    **dict.fromkeys(("-r", "--reverse-prompt"), Foreign("--stop", repeats=True)),
+    "--chat-template-file": Foreign("--chat-template"),
     "-dev": Foreign("--device"),
     **dict.fromkeys(("-ts", "--tensor-split"), Foreign("--shares")),
     **dict.fromkeys(("-sm", "--split-mode"), Foreign("--split")),
@@ -120,6 +123,8 @@ def translate(words: Sequence[str], known: Collection[str]) -> Translated:
             found.notes.append(f"{name} has no effect: {option.why}")
         elif option.own == POSITIONAL:
             positional += values
+        elif option.repeats:
+            found.words += [option.own, *values]
         else:
             _check(given, option.own, name, values[0])
             if given.setdefault(option.own, (name, values[0])) == (name, values[0]):

@@ -67,8 +67,9 @@ def sampling_params(args: argparse.Namespace, llm: LLM | None = None) -> Samplin
     Raises RequestError, which names the option, if a value is out of range.
     """
     given = {**(llm.sampling if llm else {}), **usage.sampler_arguments(args)}
-    if getattr(args, "max_tokens", None) is not None:
-        given["max_tokens"] = args.max_tokens
+    for name in ("max_tokens", "stop"):  # options of commands that answer themselves
+        if getattr(args, name, None) is not None:
+            given[name] = getattr(args, name)
     try:
         return SamplingParams(**given)
     except RequestError as error:

@@ -7,7 +7,6 @@ the only abbreviation is a number after a letter (`-n5`). An unknown name gets a
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -80,10 +79,36 @@ class Parser(argparse.ArgumentParser):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that begins with `name` or is most similar to it, or nothing."""
+    """Return the known name that begins with `name` or differs from it by a typo, or nothing.
+
+    A typo is one wrong, missing, additional or exchanged character, or two in a name of six.
+    Hyphens before the name do not count.
+    """
     known = list(known)
-    begun = [each for each in known if each.startswith(name)]
-    return next(iter(begun or difflib.get_close_matches(name, known, 1, 0.7)), "")
+    begun = next((each for each in known if each.startswith(name)), None)
+    if begun is not None:
+        return begun
+    word = name.lstrip("-")
+    typos = {each: _n_edits(word, each.lstrip("-")) for each in known}
+    near = min(known, key=typos.__getitem__, default="")
+    return near if near and typos[near] <= min(2, len(word) // 3) else ""
+
+
+def _n_edits(a: str, b: str) -> int:
+    """Return how many characters to insert, delete, replace or exchange with the next one.
+
+    This is the optimal string alignment distance.
+    """
+    rows = [list(range(len(b) + 1))]  # rows[i][j]: edits between the first i of a and j of b
+    for i, x in enumerate(a, 1):
+        row = [i]
+        for j, y in enumerate(b, 1):
+            edits = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (x != y))
+            if i > 1 and j > 1 and (x, y) == (b[j - 2], a[i - 2]):
+                edits = min(edits, rows[-2][j - 2] + 1)
+            row.append(edits)
+        rows.append(row)
+    return rows[-1][-1]
 
 
 def usage_error(prog: str, message: str, *, see_help: bool = False) -> str:

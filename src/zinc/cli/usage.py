@@ -70,6 +70,16 @@ def token_limit(text: str) -> int | None:
     return None if text in ("-1", "-2") else natural(text)
 
 
+def stop_string(text: str) -> str:
+    """Return text that can end an answer: not empty, and UTF-8."""
+    try:
+        if text.encode():
+            return text
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError("this is not UTF-8 text") from None
+    raise argparse.ArgumentTypeError("an empty text would end the answer before its first word")
+
+
 def gpu_layers(text: str) -> int | None:
     """Return a number of layers; "all" is more than any model has, "auto" and -1 are None."""
     if text in ("auto", "-1"):
@@ -347,13 +357,22 @@ SAMPLING = (
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Add the options for sampling and the length of the answer."""
-    add_sampler(parser, "sampling").add_argument(
+    """Add the options for sampling and the end of the answer."""
+    group = add_sampler(parser, "sampling")
+    group.add_argument(
         "-n",
         "--max-tokens",
         type=token_limit,
         metavar="N",
         help="maximum number of tokens in the answer (default: up to the end of the context)",
+    )
+    group.add_argument(
+        "--stop",
+        action="append",
+        type=stop_string,
+        metavar="TEXT",
+        help="end the answer before this text; may be given several times (default: the texts of a "
+        "Modelfile)",
     )
 
 
