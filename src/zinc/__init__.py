@@ -1,14 +1,15 @@
 """zinc: a local LLM inference engine. docs/layout.md is the map of the package.
 
-The public names are loaded when they are first used, so that `import zinc` costs nothing.
+The public names are loaded when they are first used, so that `import zinc` costs nothing. It
+imports no other module, because the program `zinc` cannot handle Ctrl-C before.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # without the import of `typing`; type checkers know the name
 if TYPE_CHECKING:
+    from typing import Any
+
     from zinc.core.errors import ZincError
     from zinc.engine.sampling import SamplingParams
     from zinc.llm import LLM, Chunk, Completion
@@ -45,6 +46,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'zinc' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(_HOMES[name]), name)
 
 

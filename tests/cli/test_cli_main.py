@@ -59,6 +59,32 @@ def test_nothing_heavy_is_imported_before_it_is_needed(statement):
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may run in the background
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "MODULE":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+before = set(sys.modules)
+import zinc
+assert set(sys.modules) - before <= {"zinc", "__future__"}
+from zinc.__main__ import main
+sys.argv[1:] = ["--version"]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["zinc.cli", "zinc.cli.usage", "zinc.core.env"])
+def test_ctrl_c_during_the_imports_is_quiet(module):
+    done = python("-c", INTERRUPTED_IMPORT.replace("MODULE", module))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_a_run_imports_nothing_that_it_does_not_need():
     done = python(
         "-c",

@@ -22,7 +22,7 @@ TEXTS = [
 
 def test_project_has_the_name_that_hints_use():
     assert PROJECT["name"] == extras.DISTRIBUTION
-    assert PROJECT["scripts"] == {"zinc": "zinc.cli.main:main"}
+    assert PROJECT["scripts"] == {"zinc": "zinc.__main__:main"}
 
 
 @pytest.mark.parametrize("extra", [extras.SERVER, extras.STRUCTURED])
