@@ -349,6 +349,34 @@ def test_data_that_is_not_http(server: Running):
     assert server.get("/health").status == 200
 
 
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://localhost/v1/models", "localhost", 200),
+        ("HTTP://LOCALHOST:8080/v1/models?limit=1", "localhost", 200),
+        ("https://[::1]/v1/models", "", 200),
+        ("http://127.0.0.1", "localhost", 200),  # the page
+        ("http://127.0.0.1?a=/b", "localhost", 200),
+        ("http://localhost/v1/models", "example.org", 200),  # the URL counts, not the header
+        ("http://example.org/v1/models", "localhost", 421),
+        ("http://localhost/v1/nothing", "localhost", 404),
+        ("http:///v1/models", "localhost", 400),
+        ("http://:80/v1/models", "localhost", 400),
+        ("http://localhost@example.org/v1/models", "localhost", 400),
+    ],
+)
+def test_the_target_of_a_request_may_be_a_url(
+    server: Running, target: str, host: str, status: int
+) -> None:
+    head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+    with server.connect() as client:
+        client.sendall(head.encode())
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert int(answer.split()[1]) == status
+    if "/v1/models" in target and status == 200:
+        assert b'"object":"list"' in answer
+
+
 def test_unknown_paths_and_methods(server: Running):
     for method, path, status in (
         ("GET", "/none", 404),

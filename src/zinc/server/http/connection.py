@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import re
 from typing import Any
 
 import h11
@@ -35,6 +36,7 @@ PATIENCE_S = 40.0
 RESERVED_FILES = 32
 # Accepts fail by the hundred, so they are logged at most this often.
 _COMPLAINT_S = 30.0
+_ABSOLUTE_URL = re.compile(rb"https?://([^/?]*)(.*)", re.IGNORECASE)
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -161,7 +163,8 @@ class StrictConnection(h11.Connection):
 
     A proxy may use the former and this server the latter. They would then disagree on where the
     body ends, and part of it would run as a second request (request smuggling). RFC 9112, section
-    6.1 allows a server to refuse such a request.
+    6.1 allows a server to refuse such a request. A request for an absolute URL is converted to one
+    for a path and a host.
     """
 
     def next_event(self) -> Any:
@@ -170,7 +173,29 @@ class StrictConnection(h11.Connection):
             names = {name for name, _ in event.headers}  # in lower case
             if {b"content-length", b"transfer-encoding"} <= names:
                 raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
+            return _for_path(event)
         return event
+
+
+def _for_path(request: h11.Request) -> h11.Request:
+    """Return a request whose target is a path, also if it is an absolute URL.
+
+    The host of the URL replaces the Host header, which RFC 9112, section 3.2.2 demands. Raises
+    RemoteProtocolError if the URL has no host, or has a user name (RFC 9110, section 4.2.4).
+    """
+    found = _ABSOLUTE_URL.fullmatch(request.target)
+    if found is None:
+        return request
+    host, path = found.groups()
+    if host.startswith(b":") or not host or b"@" in host:
+        raise h11.RemoteProtocolError("the request is for a URL without a valid host")
+    headers = [(name, value) for name, value in request.headers if name != b"host"]
+    return h11.Request(
+        method=request.method,
+        target=path if path.startswith(b"/") else b"/" + path,
+        headers=[(b"host", host), *headers],
+        http_version=request.http_version,
+    )
 
 
 def _refusal() -> bytes:
