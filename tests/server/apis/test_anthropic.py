@@ -11,6 +11,8 @@ import pytest
 from serving import MODEL, Running, running
 
 from zinc import LLM, SamplingParams
+from zinc.chat.events import Answer, Call
+from zinc.server.apis.anthropic.blocks import content_blocks
 from zinc.server.apis.anthropic.fields import MessagesFields
 from zinc.server.apis.anthropic.request import to_request, tool_use_id
 from zinc.server.apis.anthropic.tools import AnthropicTool, functions
@@ -159,6 +161,39 @@ def test_tools(client):
         assert create(client, messages, tools=[WEATHER]).content[0].text
     none = create(client, ASK, tools=[WEATHER], tool_choice={"type": "none"})
     assert none.stop_reason == "end_turn"
+
+
+def test_a_call_that_is_cut_off_keeps_its_whole_members(client):
+    number, point = {"type": "integer"}, {"type": "object", "required": ["x", "y"]}
+    point["properties"] = {"x": number, "y": number}
+    schema = {"type": "object", "properties": {"at": point, "city": {"enum": ["Paris"]}}}
+    schema |= {"required": ["at", "city"], "additionalProperties": False}
+    forced = {
+        "tools": [{**WEATHER, "input_schema": schema}],
+        "tool_choice": {"type": "tool", "name": "get_weather"},
+    }
+    whole = create(client, ASK, **forced, max_tokens=200)
+    assert whole.stop_reason == "tool_use"
+    found = []
+    for limit in range(4, whole.usage.output_tokens):
+        cut = create(client, ASK, **forced, max_tokens=limit)
+        with client.messages.stream(**arguments(ASK, {**forced, "max_tokens": limit})) as stream:
+            final = stream.get_final_message()
+        assert cut.stop_reason == final.stop_reason == "max_tokens"
+        assert [each.type for each in cut.content] == [each.type for each in final.content]
+        if cut.content[0].type == "tool_use":
+            assert cut.content[0].input == final.content[0].input
+            found.append(cut.content[0].input)
+    assert {} in found
+    assert {"at": whole.content[0].input["at"]} in found
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no JSON", "[1, 2", '"text', '{"a": NaN', "{" + "[" * 100_000]
+)
+def test_arguments_that_are_no_object_are_empty(text: str):
+    call = Call("call_1", "f", text)
+    assert content_blocks(Answer(calls=[call]))[0]["input"] == {}
 
 
 BASH = {"type": "bash_20250124", "name": "bash"}

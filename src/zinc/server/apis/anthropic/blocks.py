@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic_core import from_json
+
 from zinc.chat.events import Answer, CallArguments, CallEnd, CallStart, Content, Event, Reasoning
 from zinc.server.apis.anthropic.request import tool_use_id
 from zinc.server.errors import ApiError
@@ -30,12 +32,24 @@ def content_blocks(found: Answer) -> list[dict[str, Any]]:
 
 
 def _input(arguments: str) -> Mapping[str, Any]:
-    """Return a call's arguments as an object; empty if they are not valid, as in a cut answer."""
+    """Return a call's arguments as an object.
+
+    Arguments of a cut answer give the members that are whole, as Anthropic's clients make of the
+    same answer in a stream. Other text that is not an object gives an empty one.
+    """
     try:
         value = parse_json(arguments.encode())
     except ApiError:
-        return {}
+        value = _beginning(arguments)
     return value if isinstance(value, dict) else {}
+
+
+def _beginning(text: str) -> object:
+    """Return the value of a JSON text without its end, or None for other text."""
+    try:
+        return from_json(text, allow_partial=True, allow_inf_nan=False)
+    except ValueError:
+        return None
 
 
 class BlockEvents:
