@@ -344,6 +344,8 @@ def test_parts_of_text_are_one_text_for_templates_that_take_strings(llm):
     begun = [*HELLO, {"role": "assistant", "content": parts[:1]}]
     ids = llm.render(begun, continue_final_message=True)
     assert llm.tokenizer.decode(ids).endswith("Hi")
+    result = [{"role": "tool", "content": parts}]
+    assert llm.render(result) == llm.render([{"role": "tool", "content": "Hi\nyou"}])
     data = [{"role": "tool", "content": {"celsius": 5}}]
     with LLM(backend="ref", context=256, chat_template="{{ messages[0].content.celsius }}") as own:
         assert own.render(data) == own.tokenizer.encode("5")
@@ -355,8 +357,10 @@ def test_parts_that_a_template_takes_and_empty_lists_of_images_are_accepted():
     with LLM(backend="ref", context=256, chat_template=source) as llm:
         ids = llm.render([{"role": "user", "content": parts, "images": [], "image": None}])
         assert ids == llm.tokenizer.encode("Hi you")
-        parts[1]["type"] = "text"  # such a template would leave a text out
-        assert llm.render(user(parts)) == ids
+        for kind in ("text", "input_text"):  # such a template would leave a text out
+            parts[1]["type"] = kind
+            assert llm.render(user(parts)) == ids
+        assert llm.render(user("Hi you")) == ids
 
 
 @pytest.mark.parametrize(

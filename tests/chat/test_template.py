@@ -51,6 +51,44 @@ def test_arguments_reach_the_template():
     assert render("{{ bos_token }}{{ eos_token }}{{ tools is none }}") == "<s></s>True"
 
 
+# As in templates of models with images: text in a string is left out.
+PARTS = """\
+{%- for message in messages %}<|{{ message.role }}|>
+    {%- for part in message.content %}
+        {%- if part.type == "text" %}{{ part.text }}{% endif %}
+    {%- endfor %}
+{%- endfor %}"""
+
+
+def test_templates_that_read_parts_get_parts():
+    conversation = [
+        {"role": "system", "content": "Be nice."},
+        *USER,
+        {"role": "assistant", "content": "Hello"},
+        {"role": "tool", "content": "21"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    ]
+    text = "<|system|>Be nice.<|user|>Hi<|assistant|>Hello<|tool|>21<|user|>ab"
+    assert render(PARTS, conversation) == text
+    begun = conversation[1:3]
+    assert render(PARTS, begun, continue_final_message=True) == "<|user|>HiHello"
+    first = "{% for m in messages %}{{ m.content[0]['text'] | trim }};{% endfor %}"
+    assert render(first, conversation[:3]) == "Be nice.;Hi;Hello;"
+    fails = "{% for m in messages %}{{ m.content[0].text.strip() }};{% endfor %}"
+    assert render(fails, conversation[:3]) == "Be nice.;Hi;Hello;"
+
+
+def test_each_role_gets_the_form_that_the_template_reads():
+    conversation = [
+        {"role": "system", "content": "Be nice."}, *USER, {"role": "assistant", "content": "Hello"}
+    ]  # fmt: skip
+    source = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content[0].text }}"
+    source += "{% else %}{{ m.content }}{% endif %};{% endfor %}"
+    assert render(source, conversation) == "Be nice.;Hi;Hello;"
+    for both in (CHATML, "{{ messages[0].content if messages[0].content is string else 1 }}", "x"):
+        assert not any(map(ChatTemplate(both).reads_parts, ("system", "user", "assistant", "tool")))
+
+
 def test_block_whitespace():
     source = "{% if true %}\n  a\n  {% endif %}\nb\n"
     assert render(source) == "  a\nb"

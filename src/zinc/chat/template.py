@@ -21,7 +21,8 @@ from zinc.tokenizer import Tokenizer
 Message = Mapping[str, Any]
 Value = Any  # plain data: None, booleans, numbers, text, and lists, tuples and mappings of these
 
-_PROBE = "probe_question"
+_PROBE = "probe_text"
+_PROBED_ROLES = ("system", "developer", "user", "assistant")  # others are taken for the user's
 _MAX_SOURCE_CHARS = 1 << 20
 _OTHER_MESSAGES = "change the messages, or continue plain text with {raw}"
 _OTHER_TEMPLATE = "give another one with {chat_template}, or continue plain text with {raw}"
@@ -55,6 +56,7 @@ class ChatTemplate:
         self.name = name
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._renderer = renderer
+        self._reads_parts: dict[str, bool] = {}  # by role, when it is known
         if len(source) > _MAX_SOURCE_CHARS:
             raise TemplateError(
                 f"the chat template of {name} has {len(source)} characters",
@@ -93,18 +95,42 @@ class ChatTemplate:
         """The format of answers to prompts of this template."""
         return detect(self.source)
 
-    @cached_property
-    def takes_text(self) -> bool:
-        """Whether content can be text. Some templates read parts only, and leave text out.
+    def reads_parts(self, role: str) -> bool:
+        """Return whether messages of `role` need a list of parts, since text would be left out.
 
-        Raises StoppedError if a test rendering takes too much time or memory.
+        `render` converts text for such templates. Raises StoppedError if a test rendering takes too
+        much time or memory.
         """
+        role = role if role in _PROBED_ROLES else "user"
+        if role not in self._reads_parts:
+            self._reads_parts[role] = not self._shows(role, _PROBE) and self._shows(
+                role, _parts(_PROBE)
+            )
+        return self._reads_parts[role]
+
+    def _shows(self, role: str, content: Value) -> bool:
+        """Return whether `content`, which has the text `_PROBE`, reaches the prompt."""
+        question = self._readable({"role": "user", "content": "question"}) if role != "user" else {}
+        before = [question] if role == "assistant" else []
+        after = [question] if role != "user" else []
         try:
-            return _PROBE in self.render([{"role": "user", "content": _PROBE}])
+            text = self._rendered(
+                {"messages": [*before, {"role": role, "content": content}, *after]}
+            )
         except StoppedError:
             raise
-        except TemplateError:  # about the conversation, such as a missing system prompt
-            return True
+        except TemplateError:  # about the conversation, such as a role that it does not know
+            return False
+        return _PROBE in text
+
+    def _readable(self, message: Message) -> Message:
+        """Return a message in the form that the template reads: text as a part if need be."""
+        if not isinstance(message, Mapping):  # the template decides what it is
+            return message
+        content, role = message.get("content"), message.get("role")
+        if isinstance(content, str) and isinstance(role, str) and self.reads_parts(role):
+            return {**message, "content": _parts(content)}
+        return message
 
     def render(
         self,
@@ -203,17 +229,24 @@ class ChatTemplate:
         if "enable_thinking" in arguments:  # some templates call it `thinking`
             arguments = {"thinking": arguments["enable_thinking"], **arguments}
         variables = {
-            "messages": messages,
+            "messages": [self._readable(message) for message in messages],
             "tools": tools,
-            "documents": None,
             "add_generation_prompt": continue_final_message or add_generation_prompt is not False,
             **arguments,
         }
+        text = self._rendered(variables, shield)
+        if continue_final_message:
+            text += self._reasoning(text, shield(reasoning)) + shield(begun)
+        return text
+
+    def _rendered(self, variables: dict[str, Value], shield: Callable[[str], str] = str) -> str:
+        """Return the output of the template for `variables`, and for others at their defaults."""
+        variables = {"tools": None, "documents": None, "add_generation_prompt": True, **variables}
         if self.format.thinking is not None:  # reasoning is separated from the answer
             variables.setdefault("enable_thinking", variables.get("thinking", True))
         try:
             plain = {name: _plain(value, shield) for name, value in variables.items()}
-            text = self._renderer.render(self.source, {**self._tokens, **plain})
+            return self._renderer.render(self.source, {**self._tokens, **plain})
         except RenderError as error:
             raise self._error(error) from None
         except _NotPlainError as error:
@@ -226,9 +259,6 @@ class ChatTemplate:
             raise RequestError(
                 "the variables for the chat template are nested too deeply"
             ) from None
-        if continue_final_message:
-            text += self._reasoning(text, shield(reasoning)) + shield(begun)
-        return text
 
     def _split(self, messages: Sequence[Message]) -> tuple[Sequence[Message], str, str]:
         """Return the messages before the last one, and the reasoning and text of the last one."""
@@ -267,6 +297,10 @@ class ChatTemplate:
 
     def __repr__(self) -> str:
         return f"ChatTemplate({self.name!r}, {len(self.source)} characters)"
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 def is_variable(name: str) -> bool:

@@ -289,8 +289,9 @@ def with_text(
 ) -> Sequence[Mapping[str, Any]]:
     """Return `messages` with parts of text joined to one text, as most templates want it.
 
-    Content with parts that are not text is left to the template, and so is data in the message of
-    a tool. Raises RequestError for content that is neither text nor parts.
+    A template that reads parts only gets parts. Content with parts that are not text is left to the
+    template, and so is data in the message of a tool. Raises RequestError for content that is
+    neither text nor parts.
     """
     return [_with_text(each, f"messages[{i}]", template) for i, each in enumerate(messages)]
 
@@ -298,7 +299,9 @@ def with_text(
 def _with_text(message: Mapping[str, Any], where: str, template: ChatTemplate) -> Mapping[str, Any]:
     content = message.get("content")
     role = message["role"]
-    if isinstance(content, str) or role not in _SPEAKERS:
+    if isinstance(content, str):
+        return message
+    if role not in _SPEAKERS and not (content and _is_text(content)):  # data
         return message
     if content is None:
         if role == "assistant":  # it may have calls alone
@@ -315,10 +318,20 @@ def _with_text(message: Mapping[str, Any], where: str, template: ChatTemplate) -
                 "",
                 'write {"type": "text", "text": "Hello"}, or give the content as one text',
             )
-    if any(part["type"] not in TEXT_PARTS for part in content):
+    if not _is_text(content):
         return message
     text = text_of(content, f"{where}.content")
-    return {**message, "content": text} if template.takes_text else message
+    if not template.reads_parts(role):
+        return {**message, "content": text}
+    parts = [{"type": "text", "text": text_of([part], f"{where}.content")} for part in content]
+    return {**message, "content": parts}
+
+
+def _is_text(content: object) -> bool:
+    """Return whether the content of a message is a list of parts that are all text."""
+    if not isinstance(content, Sequence) or isinstance(content, str | bytes):
+        return False
+    return all(isinstance(part, Mapping) and part.get("type") in TEXT_PARTS for part in content)
 
 
 def _check_text_only(message: Mapping[str, object], where: str) -> None:
