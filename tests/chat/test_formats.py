@@ -531,6 +531,11 @@ CASES = {
 CASES["plain"].content = CASES["plain"].text
 
 
+def test_every_format_with_calls_has_a_case():
+    reads = {format.name for format in BY_NAME.values() if format.has_calls}
+    assert reads == {case.format for case in CASES.values() if case.calls}
+
+
 def check(case, result):
     assert result.content == case.content
     assert result.reasoning == case.reasoning

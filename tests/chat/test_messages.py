@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from answers import BY_NAME, TOOLS, answer
 
 from zinc.chat import ChatTemplate
 from zinc.chat.formats import FORMATS, detect
-from zinc.chat.messages import prepare, text_of, with_tools
+from zinc.chat.messages import prepare, text_of
 from zinc.chat.traits import TemplateTraits
 from zinc.core.errors import RequestError, UnsupportedError, ZincError
 
@@ -232,31 +231,6 @@ def test_system_messages():
         {"role": "user", "content": "Q"},
     ]
     assert prepare(messages, traits(NO_SYSTEM)) == [{"role": "user", "content": "A\n\nB\n\nQ"}]
-
-
-def test_tools_for_templates_without_a_place_for_them():
-    messages = [{"role": "user", "content": "Q"}]
-    prompted = with_tools(messages, TOOLS, BY_NAME["gemma3"])
-    assert prompted[1:] == messages
-    assert "get_weather" in prompted[0]["content"]
-    assert "```tool_code" in prompted[0]["content"]
-    with pytest.raises(UnsupportedError):
-        with_tools(messages, TOOLS, BY_NAME["plain"])
-
-
-@pytest.mark.parametrize("format", [format for format in FORMATS if format.syntax])
-def test_the_syntax_shown_to_models_is_parsed(format):
-    told = format.syntax.replace("<name>", "add").replace("<arguments>", '"a": 1')
-    told = told.replace("<key>", "a").replace("<value>", "1")
-    (call,) = answer(format.name, [told]).calls
-    assert (call.name, json.loads(call.arguments), call.complete) == ("add", {"a": 1}, True)
-
-
-def test_every_format_with_calls_has_a_syntax_or_its_own_template():
-    told = {format.name for format in FORMATS if format.syntax}
-    reads = {format.name for format in FORMATS if format.has_calls}
-    assert told <= reads
-    assert reads - told == {"harmony", "gemma4"}
 
 
 # -- detection -------------------------------------------------------------------------------------

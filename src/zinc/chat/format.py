@@ -54,7 +54,6 @@ class ChatFormat:
     beginning: reads other text that can only be at the beginning of an answer.
     header: the beginning of the model's turn, in formats whose prompt ends within it.
     calls_in_channels: the generators in `channels` also read calls.
-    syntax: an example of a call, for models whose template does not describe calls.
     new_id: returns an id for a call.
     """
 
@@ -67,7 +66,6 @@ class ChatFormat:
     beginning: Part | None = None
     header: str | None = None
     calls_in_channels: bool = False
-    syntax: str = ""
     new_id: Callable[[], str] = random_id
 
     @property

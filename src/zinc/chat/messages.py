@@ -2,8 +2,8 @@
 
 Clients send one form to all models: content as text or a list of parts, call arguments as JSON
 text, several calls in a message. `TemplateTraits` knows what a template accepts. Content that the
-template does not accept is moved if possible: several calls become several messages, a system
-prompt becomes part of the first question, and tools become part of the system prompt.
+template does not accept is moved if possible: several calls become several messages, and a system
+prompt becomes part of the first question.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zinc.chat.format import ChatFormat
 from zinc.chat.formats.mistral import N_ID_CHARS
 from zinc.chat.json_text import parsed
 from zinc.chat.template import REASONING_KEYS, Message
@@ -39,27 +38,6 @@ def prepare(messages: Sequence[Message], traits: TemplateTraits) -> list[dict[st
     if traits.short_ids:
         _shorten_ids(prepared)
     return prepared if traits.parallel_calls else _one_call_each(prepared)
-
-
-def with_tools(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], format: ChatFormat
-) -> list[Message]:
-    """Return `messages` after a system prompt that describes the tools.
-
-    This is for templates without tools (`TemplateTraits.tools`). Call it before `prepare`. Raises
-    UnsupportedError if zinc cannot parse calls of this format.
-    """
-    if not format.syntax:
-        raise UnsupportedError(
-            "this model cannot be given tools",
-            f"its chat template has no place for them and its format is {format.name}",
-        )
-    listed = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
-    text = (
-        f"You can call these tools, described as JSON:\n{listed}\n\n"
-        f"To call a tool, write exactly this, and nothing after it:\n{format.syntax}"
-    )
-    return [{"role": "system", "content": text}, *messages]
 
 
 def text_of(content: object, where: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,26 @@ def test_messages_that_cannot_be_continued(server: Running, messages, fields):
     found = server.post(*chat(messages, **fields))
     assert found.status == 400
     assert found.json["error"]["param"] == "continue_final_message"
+
+
+def test_tools_that_a_template_leaves_out_are_noted_once(caplog: pytest.LogCaptureFixture):
+    load = replace(LOAD, chat_template="{% for m in messages %}{{ m.content }};{% endfor %}")
+    with running(load=load) as server:
+        assert prompt(server) == "Hello;"
+        assert "tools" not in caplog.text
+        for _ in range(2):
+            assert server.post(*chat(tools=[WEATHER])).status == 200
+    assert caplog.text.count("its chat template has no place for tools") == 1
+
+
+def test_templates_that_read_parts_get_parts():
+    source = "{% for m in messages %}{% for p in m.content if p.type == 'text' %}{{ p.text }}"
+    load = replace(LOAD, chat_template=f"{source};{{% endfor %}}{{% endfor %}}")
+    parts = [{"type": "text", "text": "Hello"}]
+    with running(load=load) as server:
+        for content in ("Hello", parts):
+            messages = [{"role": "system", "content": content}, {"role": "user", "content": "Hi"}]
+            assert prompt(server, messages) == "Hello;Hi;"
 
 
 def test_enable_thinking_overrides_reasoning_effort(server: Running, llm: LLM):

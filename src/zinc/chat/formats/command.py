@@ -36,6 +36,4 @@ COMMAND = ChatFormat(
     thinking=_THINK,
     calls={_OPEN: _read_calls},
     channels=dict.fromkeys(_AROUND_TEXT, _skip),
-    syntax=f'{_OPEN}[\n    {{"tool_call_id": "0", "tool_name": "<name>", '
-    f'"parameters": {{<arguments>}}}}\n]{_CLOSE}',
 )

@@ -35,6 +35,4 @@ COMMAND_R = ChatFormat(
     name="command-r",
     markers=(_OPEN,),
     calls={_OPEN: _read_calls},
-    syntax=f'{_OPEN}\n{_FENCE}\n[\n    {{\n        "tool_name": "<name>",\n'
-    f'        "parameters": {{<arguments>}}\n    }}\n]{_FENCE_END}',
 )

@@ -52,12 +52,9 @@ DEEPSEEK = ChatFormat(
     markers=(_BLOCK, _BLOCK_END, _OPEN, _CLOSE, _SEPARATOR, THINK.begin, THINK.end),
     thinking=THINK,
     calls={_BLOCK: _read_block, _OPEN: _read_calls},
-    syntax=f"{_BLOCK}{_OPEN}function{_SEPARATOR}<name>\n{_FENCE}\n{{<arguments>}}\n{_FENCE_END}"
-    f"{_CLOSE}{_BLOCK_END}",
 )
 
 DEEPSEEK_V31 = replace(
     DEEPSEEK,
     name="deepseek-v3.1",
-    syntax=f"{_BLOCK}{_OPEN}<name>{_SEPARATOR}{{<arguments>}}{_CLOSE}{_BLOCK_END}",
 )

@@ -60,5 +60,4 @@ GEMMA3 = ChatFormat(
     markers=(_FENCE,),
     calls={_FENCE: _read_fence},
     bare_call=_read_bare_call,
-    syntax=f"{_FENCE}\n<name>(<key>=<value>)\n{_FENCE_END}",
 )

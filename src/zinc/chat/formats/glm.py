@@ -66,12 +66,6 @@ class PairTags:
         arguments.close()
         output.end()
 
-    def example(self) -> str:
-        """Return an example of a call."""
-        open, close, key, key_end, value, value_end = self.all
-        pair = f"{key}<key>{key_end}\n{value}<value>{value_end}"
-        return f"{open}<name>{self.name_end}\n{pair}\n{close}"
-
 
 _TAGS = PairTags()
 
@@ -80,5 +74,4 @@ GLM = ChatFormat(
     markers=(*_TAGS.all, THINK.begin, THINK.end),
     thinking=THINK,
     calls={_TAGS.all[0]: _TAGS.read},
-    syntax=_TAGS.example(),
 )

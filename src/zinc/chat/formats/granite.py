@@ -27,5 +27,4 @@ GRANITE = ChatFormat(
     markers=(_CALLS, THINK.begin, THINK.end),
     thinking=THINK,
     calls={_CALLS: _read_calls},
-    syntax=f'{_CALLS}[{{"name": "<name>", "arguments": {{<arguments>}}}}]',
 )

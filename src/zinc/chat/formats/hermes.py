@@ -31,5 +31,4 @@ HERMES = ChatFormat(
     markers=(_OPEN, _CLOSE, THINK.begin, THINK.end),
     thinking=THINK,
     calls={_OPEN: _read_call},
-    syntax=f'{_OPEN}\n{{"name": "<name>", "arguments": {{<arguments>}}}}\n{_CLOSE}',
 )

@@ -36,5 +36,4 @@ HY3 = ChatFormat(
     markers=(_OPEN, _CLOSE, *TAGS.all, TAGS.name_end, _THINK.begin, _THINK.end),
     thinking=_THINK,
     calls={_OPEN: _read_block},
-    syntax=f"{_OPEN}\n{TAGS.example()}\n{_CLOSE}",
 )

@@ -33,5 +33,4 @@ LFM2 = ChatFormat(
     markers=(_OPEN, _CLOSE, THINK.begin, THINK.end),
     thinking=THINK,
     calls={_OPEN: _read_calls},
-    syntax=f"{_OPEN}[<name>(<key>=<value>)]{_CLOSE}",
 )

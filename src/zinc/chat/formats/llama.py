@@ -82,5 +82,4 @@ LLAMA = ChatFormat(
     markers=(_TAG, _FUNCTION, _FUNCTION_END),
     calls={_TAG: _read_tagged, _FUNCTION: _read_function},
     bare_call=_read_bare,
-    syntax='{"name": "<name>", "parameters": {<arguments>}}',
 )

@@ -40,5 +40,4 @@ MINICPM = ChatFormat(
     markers=(_OPEN, _CLOSE, THINK.begin, THINK.end),
     thinking=THINK,
     calls={_OPEN: _read_call},
-    syntax=f"{_OPEN}<name>{_NAME_END}{_PARAMETER}<key>{_NAME_END}<value>{_PARAMETER_END}{_CLOSE}",
 )

@@ -52,6 +52,4 @@ MINIMAX = ChatFormat(
     markers=(_OPEN, _CLOSE, THINK.begin, THINK.end),
     thinking=THINK,
     calls={_OPEN: _read_block},
-    syntax=f"{_OPEN}\n{_INVOKE}<name>{_NAME_END}\n{_PARAMETER}<key>{_NAME_END}<value>"
-    f"{_PARAMETER_END}\n{_INVOKE_END}\n{_CLOSE}",
 )

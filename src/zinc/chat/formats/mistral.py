@@ -36,6 +36,5 @@ MISTRAL = ChatFormat(
     markers=(_CALLS, _ID, _ARGUMENTS, _THINK.begin, _THINK.end),
     thinking=_THINK,
     calls={_CALLS: _read_calls},
-    syntax=f'{_CALLS}[{{"name": "<name>", "arguments": {{<arguments>}}}}]',
     new_id=lambda: random_id(N_ID_CHARS, prefix=""),
 )

@@ -64,7 +64,6 @@ def _format(name: str, open: str, close: str, thinking: Thinking, lines: bool) -
                 return
         raise MalformedError(name)
 
-    around = "\n" if lines else ""
     return ChatFormat(
         name=name,
         markers=(
@@ -73,8 +72,6 @@ def _format(name: str, open: str, close: str, thinking: Thinking, lines: bool) -
         ),
         thinking=thinking,
         calls={open: read_call, _FUNCTION: read_bare_function},
-        syntax=f"{open}\n{_FUNCTION}<name>>\n{_PARAMETER}<key>>{around}<value>{around}"
-        f"{_PARAMETER_END}\n{_FUNCTION_END}\n{close}",
     )
 
 

@@ -101,6 +101,11 @@ def _render(model: ServedModel, request: ChatRequest, limit: int) -> Prompt:
     """Return the prompt of all messages of `request`; raises as `prompt_of` does."""
     arguments = _template_variables(request.template_args)
     style = model.chat_style(for_tools=bool(request.tools))
+    if request.tools and not style.traits.tools:  # clients with tools send them to every model
+        model.note(
+            "its chat template has no place for tools, so it is not told of them; --chat-template "
+            "sets another one"
+        )
     tokenizer = model.tokenizer
     try:
         prepared = prepare(model.llm.settings.conversation(request.messages), style.traits)
