@@ -278,9 +278,29 @@ def test_failures_are_shown_and_can_be_retried(tab: Any, script: Script) -> None
     script.say(Failure(500, "the server failed on this request"))
     script.say(*answer("Better."))
     send(tab, "Hi")
-    expect(tab.locator(".note.error")).to_contain_text("the server failed")
+    expect(tab.locator(".note.error")).to_have_text("The server failed on this requestTry again")
     tab.get_by_role("button", name="Try again").click()
     expect_answers(tab, "Better.")
+
+
+def test_only_the_last_failure_can_be_retried(tab: Any, script: Script) -> None:
+    for _ in range(2):
+        script.say(Failure(500, "the server failed"))
+        ask(tab, "Hi")
+    failures = ["The server failed", "The server failedTry again"]
+    expect(tab.locator(".note.error")).to_have_text(failures)
+    tab.reload()
+    expect(tab.locator(".note.error")).to_have_text(failures)
+
+
+def test_an_answer_at_the_end_of_the_context_is_not_continued(tab: Any, script: Script) -> None:
+    for total, note in ((4095, "its token limit.Continue"), (4096, "The context is full; a new")):
+        *parts, _, done = answer("So long", finish="length")
+        usage = {"prompt_tokens": total - 2, "completion_tokens": 2, "total_tokens": total}
+        script.say(*parts, chunk({}, usage=usage), done)
+        ask(tab, "Hi")
+        expect(tab.locator(".note").last).to_contain_text(note)
+    expect(tab.get_by_role("button", name="Continue")).to_have_count(0)
 
 
 def test_broken_stream_keeps_the_received_text(tab: Any, script: Script) -> None:
@@ -294,7 +314,7 @@ def test_error_in_the_stream_is_shown(tab: Any, script: Script) -> None:
     error = b'data: {"error": {"message": "out of memory", "code": null}}\n\n'
     script.say(chunk({"content": "Half"}), error)
     send(tab, "Hi")
-    expect(tab.locator(".note.error")).to_contain_text("out of memory")
+    expect(tab.locator(".note.error")).to_contain_text("Out of memory")
 
 
 def test_stop_closes_the_connection(tab: Any, script: Script) -> None:
@@ -433,6 +453,13 @@ def test_file_names_are_clean(lab: Any, title: str, name: str) -> None:
     assert lab.evaluate(script, title) == name
 
 
+def test_durations_are_rounded_before_they_are_split(lab: Any) -> None:
+    durations = [994, 9940, 9960, 59_400, 59_600, 119_700, 3_700_000]
+    texts = ["994 ms", "9.9 s", "10 s", "59 s", "1 min 0 s", "2 min 0 s", "61 min 40 s"]
+    module = "import('/page/format.js')"
+    assert lab.evaluate(f"(all) => {module}.then((f) => all.map(f.duration))", durations) == texts
+
+
 def test_export_of_one_conversation_is_named_after_it(tab: Any, script: Script) -> None:
     script.say(*answer("Ok."))
     ask(tab, "Tell me about a mouse…")
@@ -466,6 +493,82 @@ def test_search_rename_delete_and_undo(tab: Any, script: Script) -> None:
     wait_stored(tab, "Second one", "Fruit")
     tab.reload()
     expect(names).to_have_text(["Second one", "Fruit"])
+
+
+def test_an_edit_is_open_once_and_outlasts_a_running_answer(tab: Any, script: Script) -> None:
+    script.say(*answer("Hello."))
+    ask(tab, "Hi")
+    edit = tab.get_by_label("Edit the message")
+    for _ in range(2):
+        tab.press("#prompt", "ArrowUp")
+        expect(edit).to_be_focused()
+    edit.fill("Good morning")
+    gate = script.gate()
+    script.say(*answer(["Hello ", gate, "again."]))
+    send(tab, "Hi again")
+    expect(answers(tab)).to_have_count(2)
+    edit.press("Enter")
+    expect(tab.locator(".toast")).to_contain_text("still running")
+    expect(edit).to_have_value("Good morning")
+    tab.press("#prompt", "ArrowUp")  # no edit of a question that is being answered
+    expect(edit).to_have_count(1)
+    gate.set()
+    wait_answered(tab)
+    script.say(*answer("Good morning."))
+    edit.press("Enter")
+    expect_answers(tab, "Good morning.")
+    expect(edit).to_have_count(0)
+
+
+def test_an_input_method_may_use_enter(tab: Any) -> None:
+    tab.fill("#prompt", "ni hao")
+    for event in ({"isComposing": True}, {"keyCode": 229}):
+        pressed = {"key": "Enter", "cancelable": True, **event}
+        was_used = "([e, given]) => !e.dispatchEvent(new KeyboardEvent('keydown', given))"
+        assert not tab.evaluate(was_used, [tab.query_selector("#prompt"), pressed])
+    expect(tab.locator("#prompt")).to_have_value("ni hao")
+
+
+def test_the_focus_is_never_lost(tab: Any, script: Script) -> None:
+    """Buttons that disappear when they are pressed give the focus to what takes their place."""
+
+    def focused() -> str:
+        element = "document.activeElement"
+        found: str = tab.evaluate(f"{element}.ariaLabel || {element}.id")
+        return found
+
+    for title in ("One", "Two", "Three"):
+        script.say(*answer("Hello."))
+        tab.keyboard.press("Control+Shift+O")
+        ask(tab, title)
+    gate = script.gate()
+    script.say(*answer(["Hello ", gate, "again."]))
+    tab.get_by_role("button", name="Answer again").press("Enter")
+    assert focused() == "Stop the answer"
+    gate.set()
+    wait_answered(tab)
+    assert focused() == "prompt"
+    script.say(*answer("Hello once more."))
+    tab.get_by_role("button", name="Answer again").press("Enter")
+    wait_answered(tab)
+    for pressed, then in (("Earlier", "Earlier"), ("Earlier", "Later"), ("Later", "Later")):
+        tab.get_by_role("button", name=f"{pressed} version").press("Enter")
+        assert focused() == f"{then} version"
+    for deleted, left in (("Three", ["Two", "One"]), ("Two", ["One"])):
+        tab.get_by_role("button", name=f"Delete {deleted}").press("Enter")
+        expect(tab.locator("#conversations .name")).to_have_text(left)
+        assert tab.evaluate("document.activeElement.textContent") == left[0]
+    tab.get_by_role("button", name="Delete One").press("Enter")
+    expect(tab.locator("#conversations .open")).to_have_count(0)
+    assert focused() == "search"
+
+
+def test_a_dialog_keeps_its_conversation(tab: Any, script: Script) -> None:
+    script.say(*answer("Hello."))
+    ask(tab, "Hi")
+    tab.click("#open-settings")
+    tab.keyboard.press("Control+Shift+O")
+    expect(tab.locator("#title")).to_have_text("Hi")
 
 
 def test_export_and_import(open_tab: OpenTab, script: Script, tmp_path: Any) -> None:

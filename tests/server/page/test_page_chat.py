@@ -294,7 +294,7 @@ def test_reasoning_is_folded_and_timed(chat: Any, server: Running) -> None:
 def test_too_small_context_is_reported(chat: Any) -> None:
     send(chat, "word " * 40_000)
     expect(chat.locator(".note.error")).to_have_text(
-        re.compile(r"the prompt is too long: .* 4096 tokens")
+        re.compile(r"The prompt is too long: .* 4096 tokens")
     )
     expect(chat.get_by_role("button", name="Try again")).to_be_visible()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from acts import ask, expect
+from acts import ask, expect, wait_answered
 from scripted import Script, answer
 
 OpenTab = Callable[..., Any]
@@ -59,6 +59,26 @@ def test_phone_width(open_tab: OpenTab, script: Script) -> None:
     tab.tap("#open-settings")
     tab.wait_for_selector("#settings[open]")
     assert not tab.evaluate(overflow)
+
+
+def test_enter_on_a_phone_starts_a_new_line(open_tab: OpenTab, script: Script) -> None:
+    phone = open_tab(script.url, **PHONE)
+    phone.fill("#prompt", "One")
+    phone.press("#prompt", "Enter")
+    expect(phone.locator("#prompt")).to_have_value("One\n")
+    assert phone.get_attribute("#prompt", "enterkeyhint") == "enter"
+    script.say(*answer("Hello."))
+    phone.tap("#send")
+    wait_answered(phone)
+    assert not phone.evaluate("document.activeElement.matches('textarea')")  # it opens a keyboard
+    phone.get_by_role("button", name="Edit").first.tap()
+    edit = phone.get_by_label("Edit the message")
+    edit.press("End")
+    edit.press("Enter")
+    expect(edit).to_have_value("One\n")
+    phone.get_by_role("button", name="Cancel").tap()
+    phone.tap("#show-sidebar")
+    expect(phone.get_by_role("button", name="Hide conversations")).to_be_focused()
 
 
 def test_wide_formulas_scroll_separately(open_tab: OpenTab, script: Script) -> None:

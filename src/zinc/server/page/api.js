@@ -8,7 +8,7 @@ const POLL_TIMEOUT_MS = 10_000; // for answers that a server has at hand
 /** A failed request, with a message for the user. `status` is 0 if the server was not reached. */
 export class ApiError extends Error {
   constructor(status, message, code = null, retryAfterS = null) {
-    super(message);
+    super(message.charAt(0).toUpperCase() + message.slice(1)); // the API's errors are clauses
     this.status = status;
     this.code = code;
     this.retryAfterS = retryAfterS;
@@ -44,7 +44,8 @@ export class Api {
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
       if (chunk.error) {
-        throw new ApiError(chunk.error.status ?? 500, chunk.error.message, chunk.error.code);
+        const { status = 500, message = "The answer failed.", code } = chunk.error;
+        throw new ApiError(status, message, code);
       }
       yield chunk;
     }

@@ -36,7 +36,7 @@ export class App {
     this.thread = new Thread({
       regenerate: (node) => this.regenerate(node),
       edit: (node, text) => this.edit(node, text),
-      choose: (id) => this.chooseVersion(id),
+      choose: (id, label) => this.chooseVersion(id, label),
       proceed: (node) => this.answer(this.current, node),
       answerCalls: (node, results) => this.answerCalls(node, results),
     });
@@ -115,8 +115,9 @@ export class App {
     const { current } = this;
     const path = shownPath(current);
     const generation = this.generations.get(current.id);
-    this.thread.show(current, path, generation);
+    const lostFocus = this.thread.show(current, path, generation);
     this.composer.setBusy(Boolean(generation));
+    if (lostFocus) this.composer.takeFocus();
     const title = titleOf(current);
     document.getElementById("title").textContent = title;
     document.title = path.length ? `${title} – zinc` : "zinc";
@@ -208,12 +209,15 @@ export class App {
     });
   }
 
+  /** Adds a new version of a message. Returns false if that cannot be done now. */
   edit(node, text) {
     const { current } = this;
-    if (this.generations.has(current.id)) return;
+    if (this.generations.has(current.id)) {
+      toast("Another answer is still running.", ["Stop it", () => this.stop()]);
+      return false;
+    }
     if (node.role === "user") {
-      this.ask(current, node.parent, { role: "user", content: text });
-      return;
+      return this.ask(current, node.parent, { role: "user", content: text });
     }
     const { reasoning, reasoningMs, calls, model } = node;
     const kept = { reasoning, reasoningMs, calls: structuredClone(calls), model };
@@ -221,6 +225,7 @@ export class App {
     Object.assign(made, kept, { content: text, finish: "stop" });
     this.draw();
     this.save(current);
+    return true;
   }
 
   regenerate(node) {
@@ -229,10 +234,11 @@ export class App {
     this.answer(current, this.newAnswer(current, node.parent));
   }
 
-  chooseVersion(id) {
+  /** Shows another version of a message. `label`: the button that was pressed for it. */
+  chooseVersion(id, label) {
     choose(this.current, id);
     this.draw();
-    this.thread.focusMessage(id);
+    this.thread.focusMessage(id, label);
     this.save(this.current);
   }
 
@@ -275,6 +281,7 @@ export class App {
     this.save(conversation);
     await generation.run();
     if (node.error) this.models.failed(node.error);
+    if (node.finish === "length" && this.models.isFull(node)) node.finish = "context";
     this.generations.delete(conversation.id);
     this.models.watch(this.generations.size > 0);
     conversation.updated = Date.now();

@@ -4,6 +4,7 @@ import { App } from "./app.js";
 import { icon } from "./dom.js";
 import { Preferences } from "./preferences.js";
 import { Store } from "./store.js";
+import { isComposing, isTouch } from "./view/field.js";
 
 const THEMES = ["system", "light", "dark"];
 const THEME_ICONS = { system: "system", light: "sun", dark: "moon" };
@@ -43,7 +44,8 @@ function showSidebar(isShown) {
 function toggleSidebar(isShown) {
   if (!isNarrow.matches) preferences.set("sidebar", isShown);
   showSidebar(isShown);
-  (isShown ? byId("search") : byId("show-sidebar")).focus();
+  // The keyboard of a phone would cover the list.
+  byId(isShown ? (isTouch() ? "hide-sidebar" : "search") : "show-sidebar").focus();
 }
 
 function fillButtons() {
@@ -59,15 +61,16 @@ function onKey(app, event) {
   const isDialog = Boolean(document.querySelector("dialog[open]"));
   const control = event.ctrlKey || event.metaKey;
   const key = event.key.toLowerCase();
-  if (event.key === "Escape" && !isDialog) {
+  if (event.key === "Escape" && !isDialog && !isComposing(event)) {
     if (isNarrow.matches && document.body.classList.contains("with-sidebar")) toggleSidebar(false);
     else app.stop();
-  } else if (control && event.shiftKey && key === "o") {
+  } else if (control && event.shiftKey && key === "o" && !isDialog) {
     event.preventDefault();
     app.newChat();
   } else if (control && !event.shiftKey && key === "k" && !isDialog) {
     event.preventDefault();
     toggleSidebar(true);
+    byId("search").focus();
   } else if (control && key === "," && !isDialog) {
     event.preventDefault();
     app.openSettings();

@@ -35,6 +35,12 @@ export class Models {
     return this.row(name)?.meta?.n_ctx ?? null;
   }
 
+  /** Returns whether an answer ends where the context of its model does. */
+  isFull({ model, stats }) {
+    const context = this.contextOf(model);
+    return context !== null && (stats?.contextTokens ?? 0) >= context;
+  }
+
   /** Notes whether an answer is running, because that may load a model. */
   watch(watched) {
     if (watched === this.watched) return;

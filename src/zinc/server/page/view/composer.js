@@ -1,7 +1,7 @@
 // The input field for messages, and the button that sends a message or stops the answer.
 
 import { icon } from "../dom.js";
-import { fit } from "./message.js";
+import { fit, isSendKey, isTouch } from "./field.js";
 
 export class Composer {
   /** @param {object} actions send(text) -> whether it was sent, stop(), editLast() */
@@ -30,7 +30,13 @@ export class Composer {
     this.isBusy = isBusy;
     this.sendButton.hidden = isBusy;
     this.stopButton.hidden = !isBusy;
-    if (hadFocus) (isBusy ? this.stopButton : this.area).focus();
+    if (hadFocus) this.takeFocus();
+  }
+
+  /** Takes the focus that another part of the page has lost. */
+  takeFocus() {
+    if (this.isBusy) this.stopButton.focus();
+    else if (!isTouch()) this.area.focus(); // a keyboard would cover half of a phone
   }
 
   focus() {
@@ -50,12 +56,10 @@ export class Composer {
   }
 
   pressed(event) {
-    // On a phone, Enter starts a new line. An input method uses Enter itself.
-    const touch = matchMedia("(pointer: coarse)").matches;
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !touch) {
+    if (isSendKey(event)) {
       event.preventDefault();
       this.send();
-    } else if (event.key === "ArrowUp" && !this.area.value) {
+    } else if (event.key === "ArrowUp" && !this.area.value && !this.isBusy) {
       event.preventDefault();
       this.actions.editLast();
     }

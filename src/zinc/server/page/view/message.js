@@ -5,6 +5,7 @@ import { copyButton, iconButton, make } from "../dom.js";
 import * as format from "../format.js";
 import { CodeView } from "../markdown/code.js";
 import { MarkdownView } from "../markdown/view.js";
+import { fit, isSendKey } from "./field.js";
 import { say } from "./notices.js";
 
 const NAMES = { user: "You", assistant: "Assistant", tool: "Results of calls" };
@@ -147,9 +148,11 @@ export class MessageView {
   drawNote({ generation, isLast, isBusy }) {
     const { node } = this;
     const text = noteOf(node, generation);
-    const canContinue = isLast && !isBusy && !node.calls.length && node.content && !node.error;
+    const isOpen = isLast && !isBusy; // for another answer
+    const canContinue = isOpen && !node.calls.length && Boolean(node.content) && !node.error;
     const offers = canContinue && ["length", "stopped"].includes(node.finish);
-    const state = `${text}|${offers}|${Boolean(generation)}|${Boolean(node.error)}`;
+    const retries = isOpen && Boolean(node.error);
+    const state = `${text}|${offers}|${retries}|${Boolean(generation)}|${Boolean(node.error)}`;
     if (state === this.noteState) return;
     this.noteState = state;
     this.note.className = `note${generation ? " waiting" : ""}${node.error ? " error" : ""}`;
@@ -160,7 +163,7 @@ export class MessageView {
       const onclick = () => this.actions.proceed(node);
       this.note.append(make("button", { type: "button", class: "link", onclick }, "Continue"));
     }
-    if (node.error && !isBusy) {
+    if (retries) {
       const onclick = () => this.actions.regenerate(node);
       this.note.append(make("button", { type: "button", class: "link", onclick }, "Try again"));
     }
@@ -183,27 +186,42 @@ export class MessageView {
         parts.push(edit);
         if (node.role === "assistant") parts.push(redo);
       }
+      const focused = this.foot.contains(document.activeElement) && document.activeElement;
       this.foot.replaceChildren(...parts, this.stats);
+      if (focused) this.focusButton(focused.ariaLabel);
     }
     if (this.stats.textContent !== stats) this.stats.textContent = stats;
   }
 
   versionSwitch(ids, isBusy) {
     const at = ids.indexOf(this.node.id);
-    const go = (step) => () => this.actions.choose(ids[at + step]);
-    const before = iconButton("branchLeft", "Earlier version", go(-1));
-    const after = iconButton("branchRight", "Later version", go(1));
+    const button = (name, label, step) => {
+      return iconButton(name, label, () => this.actions.choose(ids[at + step], label));
+    };
+    const before = button("branchLeft", "Earlier version", -1);
+    const after = button("branchRight", "Later version", 1);
     before.disabled = isBusy || at === 0;
     after.disabled = isBusy || at === ids.length - 1;
-    const label = make("span", {}, `${at + 1}/${ids.length}`);
-    label.setAttribute("aria-label", `Version ${at + 1} of ${ids.length}`);
-    return make("span", { class: "versions", role: "group" }, before, label, after);
+    const label = `Version ${at + 1} of ${ids.length}`;
+    const group = { class: "versions", role: "group", "aria-label": label };
+    const shown = make("span", { "aria-hidden": "true" }, `${at + 1}/${ids.length}`);
+    return make("span", group, before, shown, after);
+  }
+
+  /** Focuses the button below the message with this label, or another one if it is disabled. */
+  focusButton(label) {
+    const buttons = [...this.foot.querySelectorAll("button:not(:disabled)")];
+    (buttons.find(({ ariaLabel }) => ariaLabel === label) ?? buttons[0])?.focus();
   }
 
   // -- editing ------------------------------------------------------------------------------------
 
   edit() {
     const { node, actions } = this;
+    if (this.isEditing) {
+      this.element.querySelector("form.edit textarea").focus();
+      return;
+    }
     this.isEditing = true;
     const area = make("textarea", { "aria-label": "Edit the message", dir: "auto" });
     area.value = node.content;
@@ -216,8 +234,7 @@ export class MessageView {
     const submit = (event) => {
       event.preventDefault();
       if (!area.value.trim()) return;
-      end();
-      if (area.value !== node.content) actions.edit(node, area.value);
+      if (area.value === node.content || actions.edit(node, area.value)) end();
     };
     const form = make(
       "form",
@@ -234,8 +251,8 @@ export class MessageView {
       if (event.key === "Escape") {
         event.stopPropagation();
         end();
-      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-        if (node.role === "user") submit(event);
+      } else if (node.role === "user" && isSendKey(event)) {
+        submit(event);
       }
     });
     area.addEventListener("input", () => fit(area));
@@ -244,12 +261,6 @@ export class MessageView {
     fit(area);
     area.focus();
   }
-}
-
-/** Makes a text field as high as its text. */
-export function fit(area) {
-  area.style.height = "auto";
-  area.style.height = `${area.scrollHeight + 2}px`;
 }
 
 /** Creates the text of a user's message, without Markdown. */
@@ -282,6 +293,7 @@ function noteOf(node, generation) {
   }
   if (node.error) return node.error.message;
   if (node.finish === "length") return "The answer reached its token limit.";
+  if (node.finish === "context") return "The context is full; a new chat has room again.";
   if (node.finish === "stopped") return "Stopped.";
   return node.content || node.calls.length ? "" : "The answer is empty.";
 }

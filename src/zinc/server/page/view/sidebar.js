@@ -39,7 +39,8 @@ export class Sidebar {
 
   draw() {
     const query = this.search.value.trim().toLowerCase();
-    const focused = document.activeElement?.closest?.("li")?.dataset.id;
+    const row = document.activeElement?.closest?.("li");
+    const place = [...this.root.querySelectorAll("li")].indexOf(row);
     const parts = [];
     let group = null;
     let list = null;
@@ -62,8 +63,10 @@ export class Sidebar {
     if (rename) {
       rename.focus();
       rename.select();
-    } else if (focused) {
-      this.root.querySelector(`li[data-id="${focused}"] .open`)?.focus();
+    } else if (place >= 0) {
+      const left = [...this.root.querySelectorAll(".open")]; // without a removed conversation
+      const same = this.root.querySelector(`li[data-id="${row.dataset.id}"] .open`);
+      (same ?? left[Math.min(place, left.length - 1)] ?? this.search).focus();
     }
   }
 

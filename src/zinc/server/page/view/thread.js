@@ -9,7 +9,7 @@ const NEAR_END = 48; // pixels
 export class Thread {
   /**
    * @param {object} actions the actions of messages: regenerate(node), edit(node, text),
-   *   choose(id), proceed(node), answerCalls(node, results)
+   *   choose(id, label of the button), proceed(node), answerCalls(node, results)
    */
   constructor(actions) {
     this.actions = actions;
@@ -24,8 +24,12 @@ export class Thread {
     new ResizeObserver(() => this.keepEnd()).observe(this.root);
   }
 
-  /** Shows a path of a conversation. `generation`: its running answer, if any. */
+  /**
+   * Shows a path of a conversation. `generation`: its running answer, if any.
+   * Returns whether this removed the focused element.
+   */
   show(conversation, path, generation) {
+    const focused = this.root.contains(document.activeElement);
     this.empty.hidden = path.length > 0;
     path.forEach((node, i) => {
       if (this.views[i]?.node === node) return;
@@ -37,6 +41,7 @@ export class Thread {
     for (const view of this.views.splice(path.length)) view.element.remove();
     for (const view of this.views) this.update(view, conversation, generation);
     this.keepEnd();
+    return focused && !this.root.contains(document.activeElement);
   }
 
   /** Draws only the growing message. */
@@ -61,9 +66,11 @@ export class Thread {
     this.isAtEnd = true;
   }
 
-  focusMessage(id) {
+  /** Scrolls to a message, and focuses the button below it that has this label. */
+  focusMessage(id, label) {
     const view = this.views.find(({ node }) => node.id === id);
     view?.element.scrollIntoView({ block: "nearest" });
+    view?.focusButton(label);
   }
 
   /** Opens the last question for editing. */
