@@ -154,6 +154,18 @@ def test_no_hot_decode_kernel_spills_on_intel(recorded_intel):
     assert all(k["dots"] >= 16 for k in hot if k["kernel"] == "matvec")
 
 
+def test_wide_attention_of_decode_spills_nothing_on_arc_b(tmp_path):
+    """Its 256-wide heads leave the fewest registers of the kernels of decode."""
+    needs_intel_rig()
+    path = tmp_path / "bmg.json"
+    part = ("--gpus", "bmg", "--shapes", "qwen35moe-64x", "--steps", "decode")
+    only = ("--kernels", "attention", "--json", path)
+    run(sys.executable, RIGS / "record", "intel", *part, *only)
+    found = json.loads(path.read_text())["kernels"]
+    assert len(found) == 2  # with both types of the cache
+    assert spilling(found) == {}
+
+
 @pytest.mark.every
 def test_few_registers_of_any_kernel_are_spilled_on_intel(recorded_intel):
     spills = dict.fromkeys(INTEL_GPUS, 0)
