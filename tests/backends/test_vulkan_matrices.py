@@ -230,11 +230,11 @@ def test_gated_products_of_few_rows_agree_with_reference(
 
 # Rows of x, weight rows, columns, type of the weight, and the tile.
 FRAGMENTS = {
-    "eight": (5, 40, 64, GGMLType.Q4_0, FragmentTile(1, 8, 1, 1, 2)),
-    "several-tiles": (7, 72, 288, GGMLType.Q5_1, FragmentTile(2, 8, 2, 1, 2)),
-    "sixteen": (11, 40, 256, GGMLType.Q6_K, FragmentTile(1, 16, 1, 1, 1)),
-    "split": (9, 40, 544, GGMLType.Q8_0, FragmentTile(2, 16, 1, 2, 1)),
-    "twice": (18, 24, 64, GGMLType.Q4_1, FragmentTile(1, 16, 1, 1, 1)),
+    "eight": (5, 40, 64, GGMLType.Q4_0, FragmentTile(1, 8, 1, 2, tiles=1)),
+    "several-tiles": (7, 72, 288, GGMLType.Q5_1, FragmentTile(2, 8, 1, 2, tiles=2)),
+    "sixteen": (11, 40, 256, GGMLType.Q6_K, FragmentTile(1, 16, 1, 1, tiles=1)),
+    "split": (9, 40, 544, GGMLType.Q8_0, FragmentTile(2, 16, 2, 1, tiles=1)),
+    "twice": (18, 24, 64, GGMLType.Q4_1, FragmentTile(1, 16, 1, 1, tiles=1)),
 }
 
 
@@ -254,7 +254,7 @@ def test_products_of_fragments_agree_with_reference(
 
 @pytest.mark.parametrize(
     ("cols", "tile"),
-    [(4096, FragmentTile(16, 8, 3, 1, 2)), (5120, FragmentTile(10, 16, 3, 2, 1))],
+    [(4096, FragmentTile(16, 8, 1, 2, tiles=3)), (5120, FragmentTile(10, 16, 2, 1, tiles=3))],
 )
 @pytest.mark.parametrize("kind", [ProductKind.LINEAR, ProductKind.GLU])
 def test_products_of_fragments_compile(cols: int, tile: FragmentTile, kind: ProductKind) -> None:
@@ -267,7 +267,9 @@ def test_products_of_fragments_compile(cols: int, tile: FragmentTile, kind: Prod
 
 
 @pytest.mark.every
-@pytest.mark.parametrize("tile", [FragmentTile(2, 8, 2, 1, 2), FragmentTile(1, 8, 1, 2, 1)])
+@pytest.mark.parametrize(
+    "tile", [FragmentTile(2, 8, 1, 2, tiles=2), FragmentTile(1, 8, 2, 1, tiles=1)]
+)
 def test_gated_products_of_fragments_agree_with_reference(
     backend: VulkanBackend,
     used: list[KernelVariant],

@@ -8,8 +8,13 @@ from itertools import product
 import pytest
 
 from zinc.gpu.features import MAX_THREADS, Features
-from zinc.gpu.fragment_tiles import FragmentTile, fragment_tile, takes_fragments
-from zinc.gpu.tuned import TileKey
+from zinc.gpu.fragment_tiles import (
+    FRAGMENT_TILINGS,
+    FragmentTile,
+    fragment_tile,
+    takes_fragments,
+)
+from zinc.gpu.tuned import TileKey, TunedTiles
 from zinc.ops.values import RowFormat
 from zinc.quant.blocks import GGMLType
 
@@ -39,7 +44,8 @@ def test_tiles_cover_a_product_within_the_limits(type: GGMLType) -> None:
         assert tile.waves * tile.splits * 256 >= cols
         assert tile.batch == (8 if n_x <= 8 else 16)
         tile_rows = 32 if gated else 16
-        assert tile.groups(key) * tile.tiles * tile_rows >= rows
+        assert tile.n_tiles(key) * tile_rows >= rows
+        assert not FRAGMENT_TILINGS["gemm_few"].refusal(NVIDIA, key, tile)
         assert tile.waves * NVIDIA.subgroup <= MAX_THREADS
         staged = 80 * tile.waves * tile.batch * key.weights * tile.flush
         results = 4 * tile.batch * tile_rows if gated else 0
@@ -50,25 +56,63 @@ def test_tiles_cover_a_product_within_the_limits(type: GGMLType) -> None:
 
 def test_workgroups_fill_the_device_once() -> None:
     key = key_of(12288, 4096, 8, GGMLType.Q4_K, gated=True)
-    assert NVIDIA.compute_units // 2 < fragment_tile(NVIDIA, key).groups(key) <= 132
+    assert NVIDIA.compute_units // 2 < fragment_tile(NVIDIA, key).groups(NVIDIA, key) <= 132
 
 
 def test_products_side_by_side_share_the_device() -> None:
     q, k = (key_of(rows, 4096, 8, GGMLType.Q4_K, gated=False) for rows in (4096, 1024))
-    together = fragment_tile(NVIDIA, q, 2048).groups(q) + 2 * fragment_tile(NVIDIA, k, 5120).groups(
-        k
-    )
-    assert together <= NVIDIA.compute_units
+    q_groups = fragment_tile(NVIDIA, q).groups(NVIDIA, q, rows_beside=2048)
+    k_groups = fragment_tile(NVIDIA, k).groups(NVIDIA, k, rows_beside=5120)
+    assert q_groups + 2 * k_groups <= NVIDIA.compute_units
 
 
 def test_kernels_do_not_depend_on_compute_units() -> None:
     """A wheel carries them for a few numbers of compute units."""
     key = key_of(4096, 12288, 16, GGMLType.Q4_K, gated=False)
-    tiles: list[FragmentTile] = [
-        fragment_tile(replace(NVIDIA, compute_units=n), key) for n in (20, 84, 132)
-    ]
-    assert len({tile.defines for tile in tiles}) == 1
-    assert len({tile.groups(key) for tile in tiles}) == 3
+    devices = [replace(NVIDIA, compute_units=n) for n in (20, 84, 132)]
+    assert len({fragment_tile(device, key).defines for device in devices}) == 1
+    assert len({fragment_tile(device, key).groups(device, key) for device in devices}) == 3
+
+
+def test_seeds_of_a_search_include_tiles_that_the_kernel_can_run() -> None:
+    tiling = FRAGMENT_TILINGS["gemm_few"]
+    for (rows, cols), gated in product(SHAPES, (False, True)):
+        key = key_of(rows, cols, 16, GGMLType.Q4_K, gated)
+        assert any(not tiling.refusal(NVIDIA, key, tile) for tile in tiling.seeds(NVIDIA, key))
+
+
+@pytest.mark.parametrize(
+    ("tile", "why"),
+    [
+        (FragmentTile(16, 8), ""),
+        (FragmentTile(8, 16, 2, 2), ""),
+        (FragmentTile(32, 8), "registers"),
+        (FragmentTile(16, 4), "rows of x"),
+        (FragmentTile(16, 8, 2), "columns"),
+        (FragmentTile(8, 8), "columns"),
+        (FragmentTile(16, 8, flush=4), "several tiles"),
+        (FragmentTile(16, 16, flush=2), "shared memory"),
+        (FragmentTile(1, 8, 16), "splits"),
+    ],
+)
+def test_tiles_that_the_kernel_cannot_run_are_refused(tile: FragmentTile, why: str) -> None:
+    key = key_of(12288, 4096, 16, GGMLType.Q4_K, gated=True)
+    refusal = FRAGMENT_TILINGS["gemm_few"].refusal(NVIDIA, key, tile)
+    assert why in refusal
+    assert bool(refusal) == bool(why)
+
+
+def test_heads_do_not_split_their_columns() -> None:
+    """Workgroups of all heads would add up their sums in the same memory."""
+    key = replace(key_of(1024, 4096, 8, GGMLType.Q4_K, gated=False), heads=4)
+    tile = FragmentTile(8, 8, splits=2)
+    assert "splits" in FRAGMENT_TILINGS["gemm_few"].refusal(NVIDIA, key, tile)
+
+
+def test_a_table_replaces_the_tile_of_the_formula() -> None:
+    key, tile = key_of(4096, 4096, 16, GGMLType.Q4_K, gated=False), FragmentTile(8, 16, 2)
+    tuned = replace(NVIDIA, tuned=TunedTiles({key: tile}))
+    assert fragment_tile(tuned, key) == tile != fragment_tile(NVIDIA, key)
 
 
 @pytest.mark.parametrize(

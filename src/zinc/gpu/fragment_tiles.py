@@ -6,11 +6,13 @@ the columns and goes through several tiles of weight rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from zinc.gpu.features import Features
 from zinc.gpu.packing import FLOATS, LAYOUTS
 from zinc.gpu.tiles import ceil_div
+from zinc.gpu.tiling import Tiling
 from zinc.gpu.tuned import TileKey
 from zinc.ops.values import RowFormat
 from zinc.quant.blocks import GGMLType
@@ -19,6 +21,8 @@ MIN_ROWS, MAX_ROWS = 5, 32  # of x, multiplied by gemm_few.slang
 MATRIX_ROWS = 16  # weight rows of a matrix
 SUBGROUP_COLS = 256  # columns of a subgroup
 MAX_WAVES = 16  # more would leave a lane too few registers
+MAX_SPLITS = 8  # workgroups that split the columns
+MAX_FLUSH = 8  # parts whose sums lie in shared memory at once
 COLUMN_BYTES = 80  # shared memory of 16 staged sums, with padding
 SHARED_BYTES = 49152  # shared memory of a workgroup; NVIDIA's Vulkan driver offers as much
 OTHER_BYTES = 3584  # shared memory of results and of small tables
@@ -29,16 +33,17 @@ TABLE_BYTES = 8192  # shared memory of a codebook
 class FragmentTile:
     """A tile of gemm_few.slang.
 
-    waves: subgroups of a workgroup, which have 256 columns each. batch: rows of x. tiles: tiles of
-    a workgroup, one after another. splits: workgroups that split the columns. flush: parts of 16
-    weight rows whose sums lie in shared memory at once.
+    waves: subgroups of a workgroup, which have 256 columns each. batch: rows of x. splits:
+    workgroups that split the columns. flush: parts of 16 weight rows whose sums lie in shared
+    memory at once. tiles: tiles of a workgroup, one after another; 0: as few as let all workgroups
+    run at once.
     """
 
     waves: int
-    batch: int
-    tiles: int
+    batch: int = field(metadata={"steps": (8, 16)})
     splits: int = 1
     flush: int = 1
+    tiles: int = field(default=0, metadata={"steps": (0,)})
 
     @property
     def defines(self) -> tuple[tuple[str, int], ...]:
@@ -53,13 +58,27 @@ class FragmentTile:
         """Return the number of tiles of weight rows of a head."""
         return ceil_div(key.rows // key.heads, rows_of(key))
 
-    def groups(self, key: TileKey) -> int:
-        """Return the number of workgroups that share these tiles."""
-        return ceil_div(self.n_tiles(key), self.tiles)
+    def groups(self, features: Features, key: TileKey, rows_beside: int = 0) -> int:
+        """Return the number of workgroups that share these tiles.
+
+        rows_beside: weight rows of products that run side by side with this one.
+        """
+        each = self.tiles or self._tiles_each(features, key, rows_beside)
+        return ceil_div(self.n_tiles(key), each)
 
     def n_sums(self, key: TileKey) -> int:
         """Return the sums of a tile."""
         return key.weights * rows_of(key) * self.batch
+
+    def wave_bytes(self, key: TileKey) -> int:
+        """Return the shared memory of a subgroup for the sums of a part."""
+        return COLUMN_BYTES * key.weights * self.batch
+
+    def _tiles_each(self, features: Features, key: TileKey, rows_beside: int) -> int:
+        resident = features.compute_units * max(1, MAX_WAVES // self.waves)
+        n_tiles = ceil_div(key.rows + rows_beside, rows_of(key))
+        wanted = n_tiles * self.splits * ceil_div(key.n_x, self.batch)
+        return max(1, ceil_div(wanted, resident))
 
 
 def rows_of(key: TileKey) -> int:
@@ -81,19 +100,54 @@ def takes_fragments(
     )
 
 
-def fragment_tile(features: Features, key: TileKey, rows_beside: int = 0) -> FragmentTile:
-    """Return the tile of a product, beside which others of `rows_beside` weight rows run."""
-    batch = 8 if key.n_x <= 8 else 16
-    parts = ceil_div(key.cols, SUBGROUP_COLS)
-    room = SHARED_BYTES - OTHER_BYTES - (TABLE_BYTES if LAYOUTS[key.type].has_codebook else 0)
-    wave_bytes = COLUMN_BYTES * key.weights * batch
-    splits = ceil_div(parts, min(MAX_WAVES, room // wave_bytes))
+def fragment_tile(features: Features, key: TileKey) -> FragmentTile:
+    """Return the tile of a product."""
+    return features.tuned.choose(key, lambda: _formula(key))
+
+
+def _formula(key: TileKey) -> FragmentTile:
+    """Return the tile with as few splits as fit, and as many parts of each flush."""
+    tile = FragmentTile(1, 8 if key.n_x <= 8 else 16)
+    parts, most_waves = ceil_div(key.cols, SUBGROUP_COLS), _room(key) // tile.wave_bytes(key)
+    splits = ceil_div(parts, min(MAX_WAVES, most_waves))
     waves = ceil_div(parts, splits)
-    most = 2 if key.stores_blocks else 8
-    flush = min(most, room // (waves * wave_bytes))
-    across = ceil_div(key.n_x, batch)
-    one = FragmentTile(waves, batch, 1, splits, flush)
-    resident = features.compute_units * max(1, MAX_WAVES // waves)
-    rows = key.rows + rows_beside
-    wanted = ceil_div(rows, rows_of(key)) * splits * across
-    return replace(one, tiles=max(1, ceil_div(wanted, resident)))
+    flush = min(_most_flush(key), _room(key) // (waves * tile.wave_bytes(key)))
+    return replace(tile, waves=waves, splits=splits, flush=flush)
+
+
+def _room(key: TileKey) -> int:
+    """Return the shared memory for sums."""
+    table = TABLE_BYTES if LAYOUTS[key.type].has_codebook else 0
+    return SHARED_BYTES - OTHER_BYTES - table
+
+
+def _most_flush(key: TileKey) -> int:
+    """Return the most parts of a flush, which is at most a tile if the kernel stores blocks."""
+    return 2 if key.stores_blocks else MAX_FLUSH
+
+
+def _refusal(features: Features, key: TileKey, tile: FragmentTile) -> str:
+    """Return why gemm_few.slang cannot run a tile."""
+    if not 1 <= tile.waves <= MAX_WAVES:
+        return "a lane would have too few registers"
+    if tile.batch not in (8, 16):
+        return "no matrix has so many rows of x"
+    if tile.splits > (MAX_SPLITS if key.heads == 1 else 1):  # heads share the memory of sums
+        return "too many splits"
+    parts = ceil_div(key.cols, SUBGROUP_COLS)
+    if tile.waves != ceil_div(parts, tile.splits):
+        return "the subgroups do not have all columns, or some have none"
+    if not 1 <= tile.flush <= _most_flush(key):
+        return "parts of several tiles cannot be summed up together"
+    fits = tile.flush * tile.waves * tile.wave_bytes(key) <= _room(key)
+    return "" if fits else "too much shared memory"
+
+
+def _seeds(features: Features, key: TileKey) -> Iterable[FragmentTile]:
+    """Yield tiles of many and of few subgroups."""
+    parts = ceil_div(key.cols, SUBGROUP_COLS)
+    for splits in range(1, MAX_SPLITS + 1):
+        yield FragmentTile(ceil_div(parts, splits), 8 if key.n_x <= 8 else 16, splits)
+
+
+FRAGMENT_TILINGS = {"gemm_few": Tiling(FragmentTile, _refusal, _seeds)}

@@ -138,8 +138,9 @@ class Product:
 
     def _gemm_few(self, at: Addresses, bucket: Bucket, waits: bool) -> Dispatch:
         key = self.key("gemm_few", bucket)
-        tile = fragment_tile(at.features, key, self.rows_beside)
-        groups, across = tile.groups(key), ceil_div(key.n_x, tile.batch)
+        tile = fragment_tile(at.features, key)
+        groups = tile.groups(at.features, key, self.rows_beside)
+        across = ceil_div(key.n_x, tile.batch)
         n_sums = tile.n_tiles(key) * across * tile.n_sums(key)
         split = split_scratch(at, tile.splits, n_sums, groups * across)
         arguments = self.arguments(at, bucket, *split)
