@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from zinc.core.rounding import ceil_div
 from zinc.gpu.features import Features
 from zinc.gpu.packing import FLOATS, LAYOUTS
-from zinc.gpu.tiles import ceil_div
 from zinc.gpu.tiling import Tiling
 from zinc.gpu.tuned import TileKey
 from zinc.ops.values import RowFormat

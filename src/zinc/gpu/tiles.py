@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from zinc.core.rounding import ceil_div
 from zinc.gpu.features import FULL_REGISTERS, Features
 from zinc.gpu.packing import FLOATS, UNIT
 from zinc.gpu.tuned import TileKey
@@ -304,8 +305,3 @@ def _with_splits(features: Features, tile: GemmTile, key: TileKey) -> GemmTile:
     wanted = SUBGROUPS_A_UNIT * features.compute_units // subgroups
     longest = key.cols // (STEP_COLS * MIN_STEPS * tile.split)
     return replace(tile, splits=_power_of_two(max(1, min(wanted, longest, MAX_SPLITS))))
-
-
-def ceil_div(a: int, b: int) -> int:
-    """Return a / b, rounded up."""
-    return -(-a // b)

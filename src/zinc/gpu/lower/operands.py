@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TypeVar
 
 from zinc.backends.plans import Launch, Operand, Ref
-from zinc.core.rounding import ceil_div as ceil_div  # for backends.cuda.tiles
 from zinc.gpu.addresses import Addresses, DeviceKV
 from zinc.gpu.arguments.constants import DimCode
 from zinc.gpu.bucket import Bucket

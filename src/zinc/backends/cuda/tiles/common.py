@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zinc.gpu.lower.operands import ceil_div
+from zinc.core.rounding import ceil_div
 from zinc.gpu.tuned import TileKey
 
 WARPS, MANY_WARPS = 8, 16  # of a block

@@ -14,8 +14,8 @@ from zinc.backends.cuda.tiles.mma_tile import (
     slab_count,
     within_memory,
 )
+from zinc.core.rounding import ceil_div
 from zinc.gpu.features import Features
-from zinc.gpu.lower.operands import ceil_div
 from zinc.gpu.tiling import is_power_of_two
 from zinc.gpu.tuned import TileKey
 

@@ -15,8 +15,8 @@ from zinc.backends.cuda.tiles.common import (
     SUMS_BYTES,
     RowsTile,
 )
+from zinc.core.rounding import ceil_div
 from zinc.gpu.features import Features
-from zinc.gpu.lower.operands import ceil_div
 from zinc.gpu.tuned import TileKey
 from zinc.quant.blocks import GGMLType
 

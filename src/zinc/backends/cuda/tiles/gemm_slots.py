@@ -15,8 +15,8 @@ from zinc.backends.cuda.tiles.common import (
     RowsTile,
     slot_chunks,
 )
+from zinc.core.rounding import ceil_div
 from zinc.gpu.features import Features
-from zinc.gpu.lower.operands import ceil_div
 from zinc.gpu.tiling import TABLE_BYTES
 from zinc.gpu.tuned import TileKey
 

@@ -14,8 +14,8 @@ from zinc.backends.cuda.tiles.common import (
     SM_THREADS,
     RowsTile,
 )
+from zinc.core.rounding import ceil_div
 from zinc.gpu.features import MAX_THREADS, Features
-from zinc.gpu.lower.operands import ceil_div
 from zinc.gpu.tiling import TABLE_BYTES
 from zinc.gpu.tuned import TileKey
 

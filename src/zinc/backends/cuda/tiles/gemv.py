@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from zinc.backends.cuda.tiles.common import BLOCK_ROWS, MANY_WARPS, WARPS
+from zinc.core.rounding import ceil_div
 from zinc.gpu.features import MAX_THREADS, Features
-from zinc.gpu.lower.operands import ceil_div
 from zinc.gpu.tiles import GemvTile, units
 from zinc.gpu.tiling import TABLE_BYTES, is_power_of_two
 from zinc.gpu.tuned import TileKey

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from zinc.backends.cuda.tiles.common import BLOCK_ROWS, MANY_WARPS, WARPS, slot_chunks
+from zinc.core.rounding import ceil_div
 from zinc.gpu.features import Features
-from zinc.gpu.lower.operands import ceil_div
 from zinc.gpu.tiles import units
 from zinc.gpu.tiling import TABLE_BYTES, is_power_of_two
 from zinc.gpu.tuned import TileKey

@@ -21,8 +21,8 @@ from zinc.backends.cuda.tiles.common import (
     SM_THREADS,
     WARP,
 )
+from zinc.core.rounding import ceil_div
 from zinc.gpu.features import MAX_THREADS, Features
-from zinc.gpu.lower.operands import ceil_div
 from zinc.gpu.tiling import TABLE_BYTES, is_power_of_two
 from zinc.gpu.tuned import TileKey
 
