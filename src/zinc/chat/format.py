@@ -12,7 +12,7 @@ import secrets
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from zinc.chat.output import HEAD_LIMIT, Output
 from zinc.chat.reader import END, MalformedError, Reader, Steps
@@ -43,6 +43,20 @@ class Thinking:
 
 
 @dataclass(frozen=True)
+class CallText:
+    """How calls and their results are written in the text of messages.
+
+    A chat template without tools has no other place for them (`zinc.chat.tool_text`).
+
+    call: returns a call as text, given the tool's name and the arguments, an object or, if the
+    model wrote invalid JSON, its text. result: the text before and after the result of a call.
+    """
+
+    call: Callable[[str, Mapping[str, Any] | str], str]
+    result: tuple[str, str]
+
+
+@dataclass(frozen=True)
 class ChatFormat:
     """The chat format of a family of models.
 
@@ -55,6 +69,7 @@ class ChatFormat:
     header: the beginning of the model's turn, in formats whose prompt ends within it.
     calls_in_channels: the generators in `channels` also read calls.
     new_id: returns an id for a call.
+    text: how calls are written for templates without tools; None if zinc does not write them.
     """
 
     name: str
@@ -67,6 +82,7 @@ class ChatFormat:
     header: str | None = None
     calls_in_channels: bool = False
     new_id: Callable[[], str] = random_id
+    text: CallText | None = None
 
     @property
     def has_calls(self) -> bool:

@@ -2,8 +2,8 @@
 
 Clients send one form to all models: content as text or a list of parts, call arguments as JSON
 text, several calls in a message. `TemplateTraits` knows what a template accepts. Content that the
-template does not accept is moved if possible: several calls become several messages, and a system
-prompt becomes part of the first question.
+template does not accept is moved if possible: several calls become several messages, a system
+prompt becomes part of the first question, and tools become text (`zinc.chat.tool_text`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zinc.chat.format import CallText
 from zinc.chat.formats.mistral import N_ID_CHARS
 from zinc.chat.json_text import parsed
 from zinc.chat.template import REASONING_KEYS, Message
+from zinc.chat.tool_text import description, with_written_calls, written_traits
 from zinc.chat.traits import TemplateTraits
 from zinc.core.errors import RequestError, UnsupportedError
 
@@ -26,18 +28,43 @@ _SYSTEM = ("system", "developer")
 _ALPHANUMERIC = string.digits + string.ascii_letters
 
 
-def prepare(messages: Sequence[Message], traits: TemplateTraits) -> list[dict[str, Any]]:
+def prepare(
+    messages: Sequence[Message],
+    traits: TemplateTraits,
+    tools: Sequence[Mapping[str, Any]] = (),
+    text: CallText | None = None,
+) -> list[dict[str, Any]]:
     """Return copies of `messages` in the form that a template with these `traits` accepts.
+
+    tools: of the request. text: how calls are written if the template has no place for tools. The
+    messages then describe the tools, and have calls and results as text.
 
     Raises RequestError for an invalid message, and UnsupportedError for content other than text.
     Both name the message by its index.
     """
+    if text is not None and not traits.tools:
+        return _prepare_text(messages, traits, tools, text)
     prepared = [_message(message, f"messages[{i}]", traits) for i, message in enumerate(messages)]
     prepared = _one_system(prepared, traits)
     _name_results(prepared)
     if traits.short_ids:
         _shorten_ids(prepared)
     return prepared if traits.parallel_calls else _one_call_each(prepared)
+
+
+def _prepare_text(
+    messages: Sequence[Message],
+    traits: TemplateTraits,
+    tools: Sequence[Mapping[str, Any]],
+    text: CallText,
+) -> list[dict[str, Any]]:
+    """Return copies of `messages` with tools, calls and results as text, as `prepare` does."""
+    traits = written_traits(traits)
+    prepared = [_message(message, f"messages[{i}]", traits) for i, message in enumerate(messages)]
+    prepared = with_written_calls(prepared, text)
+    if tools:
+        prepared.insert(0, {"role": "system", "content": description(tools, text)})
+    return _one_system(prepared, traits)
 
 
 def text_of(content: object, where: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -138,14 +139,33 @@ def test_messages_that_cannot_be_continued(server: Running, messages, fields):
     assert found.json["error"]["param"] == "continue_final_message"
 
 
-def test_tools_that_a_template_leaves_out_are_noted_once(caplog: pytest.LogCaptureFixture):
+def test_tools_are_described_if_a_template_has_no_place_for_them(
+    caplog: pytest.LogCaptureFixture,
+):
     load = replace(LOAD, chat_template="{% for m in messages %}{{ m.content }};{% endfor %}")
+    forced = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 200, "temperature": 0}
     with running(load=load) as server:
         assert prompt(server) == "Hello;"
         assert "tools" not in caplog.text
-        for _ in range(2):
-            assert server.post(*chat(tools=[WEATHER])).status == 200
+        text = prompt(server, tools=[WEATHER])
+        assert json.dumps(WEATHER["function"]) in text
+        assert text.endswith(";Hello;")
+        found = server.post(*chat(**forced)).json["choices"][0]
+        assert found["finish_reason"] == "tool_calls"
+        message = found["message"]
+        assert message["tool_calls"][0]["function"]["name"] == WEATHER["function"]["name"]
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "rain"}
+        text = prompt(server, [*HELLO, message, result], tools=[WEATHER])
+        assert "<tool_response>\nrain\n</tool_response>" in text
+        assert text.count("<tool_call>") == 2  # in the description, and the model's
     assert caplog.text.count("its chat template has no place for tools") == 1
+
+
+def test_tools_without_a_place_or_a_form_are_noted(caplog: pytest.LogCaptureFixture):
+    source = "{# <|python_tag|> #}{% for m in messages %}{{ m.content }};{% endfor %}"
+    with running(load=replace(LOAD, chat_template=source)) as server:
+        assert prompt(server, tools=[WEATHER]) == "Hello;"
+    assert "it is not told of them" in caplog.text
 
 
 def test_templates_that_read_parts_get_parts():

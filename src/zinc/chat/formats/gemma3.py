@@ -11,7 +11,10 @@ must be that of a tool.
 
 from __future__ import annotations
 
-from zinc.chat.format import ChatFormat
+from collections.abc import Mapping
+from typing import Any
+
+from zinc.chat.format import CallText, ChatFormat
 from zinc.chat.formats.json_call import read_json_call
 from zinc.chat.formats.python_call import read_call_list, read_name, read_python_call
 from zinc.chat.output import Output
@@ -55,9 +58,16 @@ def _read_bare_call(reader: Reader, output: Output) -> Steps[None]:
         output.end()
 
 
+def _write_call(name: str, arguments: Mapping[str, Any] | str) -> str:
+    if not isinstance(arguments, str):
+        arguments = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    return f"{_FENCE}\n{name}({arguments})\n{_FENCE_END}"
+
+
 GEMMA3 = ChatFormat(
     name="gemma3",
     markers=(_FENCE,),
     calls={_FENCE: _read_fence},
     bare_call=_read_bare_call,
+    text=CallText(_write_call, ("```tool_output\n", "\n```")),
 )

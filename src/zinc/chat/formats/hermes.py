@@ -6,7 +6,11 @@ between <think> and </think>. A few fine-tunes write a list of calls between the
 
 from __future__ import annotations
 
-from zinc.chat.format import ChatFormat, Thinking
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from zinc.chat.format import CallText, ChatFormat, Thinking
 from zinc.chat.formats.json_call import read_json_call, read_json_calls
 from zinc.chat.output import Output
 from zinc.chat.reader import Reader, Steps
@@ -24,6 +28,11 @@ def _read_call(reader: Reader, output: Output) -> Steps[None]:
     output.end()
 
 
+def _write_call(name: str, arguments: Mapping[str, Any] | str) -> str:
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"{_OPEN}\n{call}\n{_CLOSE}"
+
+
 THINK = Thinking("<think>", "</think>")
 
 HERMES = ChatFormat(
@@ -31,4 +40,5 @@ HERMES = ChatFormat(
     markers=(_OPEN, _CLOSE, THINK.begin, THINK.end),
     thinking=THINK,
     calls={_OPEN: _read_call},
+    text=CallText(_write_call, ("<tool_response>\n", "\n</tool_response>")),
 )

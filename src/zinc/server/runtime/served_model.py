@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from zinc.chat.format import ChatFormat
 from zinc.chat.formats import detect
 from zinc.chat.template import ChatTemplate
+from zinc.chat.tool_text import format_for_tools
 from zinc.chat.traits import TemplateTraits
 from zinc.engine.limits import check_generates
 from zinc.llm import LLM
@@ -71,9 +72,10 @@ class ServedModel:
         if for_tools not in self._styles:
             template = ChatTemplate.from_tokenizer(self.tokenizer, for_tools=for_tools)
             template.name = self.name  # clients must not see the path of the file
-            self._styles[for_tools] = ChatStyle(
-                template, TemplateTraits.of(template), detect(template.source)
-            )
+            traits, format = TemplateTraits.of(template), detect(template.source)
+            if for_tools and not traits.tools:
+                format = format_for_tools(format)
+            self._styles[for_tools] = ChatStyle(template, traits, format)
         return self._styles[for_tools]
 
 

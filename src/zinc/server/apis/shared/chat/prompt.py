@@ -103,12 +103,22 @@ def _render(model: ServedModel, request: ChatRequest, limit: int) -> Prompt:
     style = model.chat_style(for_tools=bool(request.tools))
     if request.tools and not style.traits.tools:  # clients with tools send them to every model
         model.note(
-            "its chat template has no place for tools, so it is not told of them; --chat-template "
-            "sets another one"
+            "its chat template has no place for tools, so "
+            + (
+                "the system prompt describes them"
+                if style.format.text
+                else "it is not told of them"
+            )
+            + "; --chat-template sets another one"
         )
     tokenizer = model.tokenizer
     try:
-        prepared = prepare(model.llm.settings.conversation(request.messages), style.traits)
+        prepared = prepare(
+            model.llm.settings.conversation(request.messages),
+            style.traits,
+            request.tools or (),
+            style.format.text,
+        )
     except (RequestError, UnsupportedError) as error:
         raise _invalid_message(request, style.traits, error) from None
     continued = _continues_last_message(request, arguments, style.format)
