@@ -23,7 +23,7 @@ from acts import (
 )
 from serving import MODEL, PATIENCE_S, Running, running
 
-from zinc.engine import flight
+from zinc.engine import step_in_flight
 from zinc.engine.sampling import Sampled
 from zinc.tokenizer import Tokenizer
 
@@ -46,7 +46,7 @@ def dictate(monkeypatch: pytest.MonkeyPatch, ids: Iterable[int]) -> None:
     def sample_rows(samplers: Any, logits: Any, masks: Any) -> list[Sampled]:
         return [Sampled(next(rest)) for _ in samplers]
 
-    monkeypatch.setattr(flight, "sample_rows", sample_rows)
+    monkeypatch.setattr(step_in_flight, "sample_rows", sample_rows)
 
 
 @pytest.fixture
