@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from zinc.cli import dialect
+from zinc.cli.argtypes import UsageError
 from zinc.cli.dialect import translate
 from zinc.cli.main import build_parser, main
-from zinc.cli.usage import UsageError
 from zinc.core import host_memory
 from zinc.engine.load.files import EMBEDDED_MODEL
 

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from zinc.cli import prompt, streams
+from zinc.cli.argtypes import UsageError
 from zinc.cli.main import build_parser
-from zinc.cli.usage import UsageError
 from zinc.core.errors import RequestError
 from zinc.engine.load.files import EMBEDDED_MODEL
 

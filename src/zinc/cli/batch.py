@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zinc.cli import serve, usage
+from zinc.cli import argtypes, parsed, serve, usage
 from zinc.core.errors import RequestError, next_step
 from zinc.core.progress import ERASE_LINE
 from zinc.core.terminal import is_plain, write_control
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-j",
         "--in-flight",
-        type=usage.count,
+        type=argtypes.count,
         metavar="N",
         help="maximum number of requests at a time (default: as many as the engine runs in a step)",
     )
@@ -157,13 +157,13 @@ def _application(args: argparse.Namespace) -> Application:
     from zinc.server.config import ModelSource, ServerConfig
 
     loading.sampling_params(args)  # raises an error that names the option
-    path, draft = usage.model_path(args), usage.draft_path(args)
+    path, draft = parsed.model_path(args), parsed.draft_path(args)
     name = path.stem if args.model is None else serve.client_name(args.model)
     return Application(
         ServerConfig(
             models=(ModelSource(name, path, settings_of(args.model)),),
-            load=usage.load_options(args, pooling=args.pooling, draft=draft),
-            sampling=usage.sampler_arguments(args),
+            load=parsed.load_options(args, pooling=args.pooling, draft=draft),
+            sampling=parsed.sampler_arguments(args),
             ignore_unknown_fields=args.ignore_unknown_fields,
             max_waiting=_MAX_QUEUE,
             max_body_bytes=args.max_body,

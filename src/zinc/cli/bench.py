@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zinc import __version__
-from zinc.cli import bench_text, usage
+from zinc.cli import argtypes, bench_text, parsed, usage
 from zinc.cli.bench_steps import Bench, Rate
 from zinc.core.progress import ProgressBar
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_model(parser)
     number = partial(usage.add_number, parser)
-    number("--prefill", usage.natural, 512, "tokens of the measured prompt; 0 skips it")
-    number("--decode", usage.natural, 128, "tokens to decode one by one; 0 skips it")
-    number("--depth", usage.natural, 0, "tokens in the cache before decode")
-    number("--streams", usage.count, 1, "sequences that decode together")
-    number("--reps", usage.count, 5, "repetitions; medians are reported")
+    number("--prefill", argtypes.natural, 512, "tokens of the measured prompt; 0 skips it")
+    number("--decode", argtypes.natural, 128, "tokens to decode one by one; 0 skips it")
+    number("--depth", argtypes.natural, 0, "tokens in the cache before decode")
+    number("--streams", argtypes.count, 1, "sequences that decode together")
+    number("--reps", argtypes.count, 5, "repetitions; medians are reported")
     usage.add_backend(parser)
     usage.add_kv_dtype(parser)
     usage.add_json(parser)
@@ -54,11 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _check(args: argparse.Namespace) -> None:
     """Raise UsageError for options that contradict each other."""
     if args.prefill == args.decode == 0:
-        raise usage.UsageError("--prefill 0 and --decode 0 leave nothing to measure")
+        raise argtypes.UsageError("--prefill 0 and --decode 0 leave nothing to measure")
     if args.speculate and args.decode < 2:
-        raise usage.UsageError("--speculate measures decode: use a --decode of at least 2")
+        raise argtypes.UsageError("--speculate measures decode: use a --decode of at least 2")
     if (args.draft is None) is (args.speculate == "draft"):
-        raise usage.UsageError("--speculate draft and --draft MODEL go together")
+        raise argtypes.UsageError("--speculate draft and --draft MODEL go together")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -126,14 +126,14 @@ def _load(args: argparse.Namespace) -> LoadedModel:
 
     rows = MOST_ROWS if args.speculate else 1
     least = max(LEAST_PROMPT + args.decode, args.depth + MOST_ROWS) if args.speculate else 0
-    options = usage.load_options(
+    options = parsed.load_options(
         args,
-        path=usage.model_path(args),
+        path=parsed.model_path(args),
         context=max(args.prefill, args.depth + args.decode, least),
         max_outputs=max(args.streams, rows),
         sequences=args.streams,
         speculate=args.speculate or "auto",
-        draft=usage.draft_path(args),
+        draft=parsed.draft_path(args),
     )
     with loading.context_from("--prefill, --depth or --decode"):
         planned = plan_model(options)

@@ -10,7 +10,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from zinc.cli import usage
+from zinc.cli import argtypes, parsed, usage
 from zinc.cli.interrupt import Interrupt
 from zinc.cli.lineinput import LineInput
 from zinc.cli.window import Message, Window, system_message
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    system = args.system and usage.text_argument(args.system, "the system prompt")
+    system = args.system and argtypes.text_argument(args.system, "the system prompt")
 
     from zinc.cli import answer, loading
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     with loading.open_llm(args) as llm, LineInput() as lines:
         params = loading.sampling_params(args, llm)
         answer.note_think(llm.template, args.think)  # raises when there is no template
-        template_args = usage.template_arguments(args)
+        template_args = parsed.template_arguments(args)
         system = llm.settings.system if system is None else system
         chat = Chat(llm, params, template_args, system=system, stats=args.stats)
         if lines.interactive:
@@ -89,7 +89,7 @@ class Chat:
             if is_command:
                 return self._command(*line.partition(" ")[::2])
             if line.strip():
-                self.say(usage.text_argument(line, "the message"))
+                self.say(argtypes.text_argument(line, "the message"))
         except ZincError as error:
             print(f"zinc: {error.in_options()}", file=sys.stderr)
         return True
@@ -138,7 +138,7 @@ class Chat:
             case "/clear":
                 self._restart(self.system)
             case "/system" if argument:
-                self._restart(usage.text_argument(argument, "the system prompt"))
+                self._restart(argtypes.text_argument(argument, "the system prompt"))
             case "/system":
                 print(self.system or "There is no system prompt.")
             case "/save" if argument:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from zinc.cli import usage
+from zinc.cli import parsed, usage
 from zinc.core.errors import ZincError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _sections(args: argparse.Namespace) -> list[Section]:
     from zinc.backends import api
     from zinc.cli.checks import files, gpus, memory, model, processor, software, system
 
-    threads = usage.threads(args)
+    threads = parsed.threads(args)
     try:
         cpu = api.create("cpu", threads, {})
     except ZincError as error:
@@ -86,6 +86,6 @@ def _sections(args: argparse.Namespace) -> list[Section]:
         files.section(),
     ]
     if args.model is not None:
-        options = partial(usage.load_options, args, path=args.model)
+        options = partial(parsed.load_options, args, path=args.model)
         sections.append(model.section(args.model, options))
     return sections

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zinc.cli import cluster_simulate, serve, usage
+from zinc.cli import argtypes, cluster_simulate, serve, usage
 from zinc.cli.text import plain, table
 
 if TYPE_CHECKING:
@@ -71,21 +71,21 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
         help="serve all models with each replica, and load those after the first on request "
         "(default: each model has its own replicas)",
     )
-    usage.add_number(group, "--replicas", usage.count, 1, "replicas of each model")
+    usage.add_number(group, "--replicas", argtypes.count, 1, "replicas of each model")
     group.add_argument(
         "--max-replicas",
-        type=usage.count,
+        type=argtypes.count,
         default=0,
         metavar="N",
         help="start more replicas of a model, up to this number, while requests queue",
     )
     queue = "requests per replica, on average, at which more replicas start"
-    usage.add_number(group, "--queue", usage.count, 4, queue)
+    usage.add_number(group, "--queue", argtypes.count, 4, queue)
     cpus = "CPU cores of a replica, which runs as many threads"
-    usage.add_number(group, "--cpus", usage.quantity, 1.0, cpus, "X")
+    usage.add_number(group, "--cpus", argtypes.quantity, 1.0, cpus, "X")
     group.add_argument(
         "--gpus",
-        type=usage.quantity,
+        type=argtypes.quantity,
         default=0.0,
         metavar="X",
         help="GPUs of a replica (default: none)",
@@ -98,9 +98,9 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
         help="host memory that Ray reserves for a replica "
         "(default: what its models need, if they are on this machine)",
     )
-    usage.add_number(group, "--fronts", usage.count, 1, "processes that forward requests")
+    usage.add_number(group, "--fronts", argtypes.count, 1, "processes that forward requests")
     drain = "time for running answers when a replica is replaced"
-    usage.add_number(group, "--drain", usage.quantity, 300.0, drain, "SECONDS")
+    usage.add_number(group, "--drain", argtypes.quantity, 300.0, drain, "SECONDS")
     group.add_argument(
         "--share-prefixes",
         default="",

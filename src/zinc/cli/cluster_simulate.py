@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zinc.cli import text, usage
-from zinc.cli.usage import UsageError
+from zinc.cli import argtypes, text, usage
+from zinc.cli.argtypes import UsageError
 from zinc.core.errors import RequestError
 from zinc.core.progress import ProgressBar, stepper
 
@@ -56,12 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"routers to simulate (default: {','.join(_ROUTERS)})",
     )
     usage.add_number(
-        group, "--kv-tokens", usage.count, 65536, "size of a replica's KV cache in tokens"
+        group, "--kv-tokens", argtypes.count, 65536, "size of a replica's KV cache in tokens"
     )
     overhead = "time that front, router and server add to a request"
-    usage.add_number(group, "--overhead", usage.quantity, 4.0, overhead, "MS")
+    usage.add_number(group, "--overhead", argtypes.quantity, 4.0, overhead, "MS")
     group.add_argument(
-        "--price", type=usage.quantity, metavar="X", help="price of a replica per hour"
+        "--price", type=argtypes.quantity, metavar="X", help="price of a replica per hour"
     )
     group = parser.add_argument_group("traffic")
     group.add_argument(
@@ -70,26 +70,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="replay the requests of this file instead of generating requests",
     )
     rate = "average number of requests per second, a Poisson process"
-    usage.add_number(group, "--rate", usage.quantity, 10.0, rate, "X")
+    usage.add_number(group, "--rate", argtypes.quantity, 10.0, rate, "X")
     usage.add_number(
         group,
         "--clients",
-        usage.natural,
+        argtypes.natural,
         0,
         "clients that send the requests one after the other, whatever the rate; 0 follows the rate",
     )
     for name, (default, help_text) in _TRAFFIC.items():
         option = "--" + name.replace("_", "-")
-        usage.add_number(group, option, usage.count, default, help_text)
+        usage.add_number(group, option, argtypes.count, default, help_text)
     think = "time from an answer to the next turn, on average"
-    usage.add_number(group, "--think", usage.quantity, 20.0, think, "SECONDS")
+    usage.add_number(group, "--think", argtypes.quantity, 20.0, think, "SECONDS")
     group.add_argument(
         "--even",
         action="store_true",
         help="give all turns and answers their average length (default: exponential distributions)",
     )
     usage.add_number(
-        group, "--seed", usage.natural, 0, "seed of the traffic and of the router `random`"
+        group, "--seed", argtypes.natural, 0, "seed of the traffic and of the router `random`"
     )
     group.add_argument(
         "--save-trace", metavar="FILE", help="write the requests to this file as a trace"
@@ -196,7 +196,7 @@ def _reports(paths: list[str]) -> Iterator[Mapping[str, Any]]:
 
 
 def _numbers(given: str) -> tuple[int, ...]:
-    return tuple(usage.count(each) for each in given.split(","))
+    return tuple(argtypes.count(each) for each in given.split(","))
 
 
 def _routers(given: str) -> tuple[str, ...]:

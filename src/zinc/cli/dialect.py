@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from zinc.cli.usage import UsageError
+from zinc.cli.argtypes import UsageError
 
 POSITIONAL = ""  # in place of an option's name: the value is an argument without an option
 

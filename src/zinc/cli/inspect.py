@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from zinc.cli import summary, usage
+from zinc.cli import parsed, summary, usage
 from zinc.cli.text import plain, size, table
 from zinc.core.errors import ZincError
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from zinc.formats.gguf import GGUFFile
 
-    with GGUFFile.open(usage.model_path(args)) as file:
+    with GGUFFile.open(parsed.model_path(args)) as file:
         if args.json:
             json.dump(describe(file), sys.stdout, indent=2)
             print()

@@ -23,10 +23,10 @@ from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
-from zinc.cli import usage
+from zinc.cli import argtypes, parsed
+from zinc.cli.argtypes import UsageError
 from zinc.cli.parser import nearest
 from zinc.cli.serve import client_name
-from zinc.cli.usage import UsageError
 from zinc.core.errors import DeviceError, RequestError, ZincError
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -155,7 +155,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--api-key", metavar="KEY", help="API key of the server")
     parser.add_argument(
-        "--context", type=usage.count, metavar="N", help="context, if a server is started"
+        "--context", type=argtypes.count, metavar="N", help="context, if a server is started"
     )
     parser.add_argument(
         "--print", action="store_true", help="print the command line instead of starting anything"
@@ -204,7 +204,7 @@ def _server(args: argparse.Namespace) -> Iterator[Server]:
             "name a model to serve with --model, or a server with --url",
         )
     else:
-        usage.model_path(args)  # offers to download a missing model, which the server cannot
+        parsed.model_path(args)  # offers to download a missing model, which the server cannot
         with _started(args) as started:
             found = _model_names(started, key, must_run=True)
             assert found is not None

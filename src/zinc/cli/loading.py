@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from zinc.backends import api
-from zinc.cli import usage
+from zinc.cli import parsed
 from zinc.core.errors import MemoryLimitError, RequestError
 from zinc.core.progress import ProgressBar
 from zinc.engine.load import auto
@@ -24,9 +24,9 @@ log = logging.getLogger("zinc.loading")
 
 def open_llm(args: argparse.Namespace) -> LLM:
     """Load the model of `args` for text. Raises a `ZincError`."""
-    path, draft = usage.model_path(args), usage.draft_path(args)
+    path, draft = parsed.model_path(args), parsed.draft_path(args)
     with ProgressBar(f"loading {path.name}") as progress:
-        llm = LLM.from_options(usage.load_options(args, path=path, draft=draft), progress)
+        llm = LLM.from_options(parsed.load_options(args, path=path, draft=draft), progress)
     for note in llm.settings.notes:
         print(f"zinc: {note}", file=sys.stderr)
     print_choice(llm.choice)
@@ -45,9 +45,9 @@ def open_model(planned: PlannedModel) -> LoadedModel:
 def create_backend(args: argparse.Namespace) -> api.Backend:
     """Return the backend of --backend and --device. Raises DeviceError."""
     name, threads, options = (
-        usage.backend_name(args),
-        usage.threads(args),
-        usage.backend_options(args),
+        parsed.backend_name(args),
+        parsed.threads(args),
+        parsed.backend_options(args),
     )
     if name != "auto":
         return api.create(name, threads, options)
@@ -66,7 +66,7 @@ def sampling_params(args: argparse.Namespace, llm: LLM | None = None) -> Samplin
 
     Raises RequestError, which names the option, if a value is out of range.
     """
-    given = {**(llm.sampling if llm else {}), **usage.sampler_arguments(args)}
+    given = {**(llm.sampling if llm else {}), **parsed.sampler_arguments(args)}
     for name in ("max_tokens", "stop"):  # options of commands that answer themselves
         if getattr(args, name, None) is not None:
             given[name] = getattr(args, name)

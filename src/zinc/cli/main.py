@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from zinc import __version__
-from zinc.cli import usage
+from zinc.cli import parsed
+from zinc.cli.argtypes import UsageError
 from zinc.cli.dialect import translate
 from zinc.cli.parser import Parser, nearest, usage_error
 from zinc.cli.streams import standard_streams
-from zinc.cli.usage import UsageError
 from zinc.core import env
 from zinc.core.errors import ZincError
 
@@ -135,7 +135,7 @@ def _main(argv: list[str]) -> int:
         if unknown := args.parser.add_rest(args, rest):
             sys.stderr.write(args.parser.unknown(unknown))
             return USAGE
-        usage.merge_models(args)
+        parsed.merge_models(args)
     except UsageError as error:
         sys.stderr.write(usage_error(f"zinc {argv[0]}", str(error)))
         return USAGE

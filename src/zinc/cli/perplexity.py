@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 
-from zinc.cli import text, usage
+from zinc.cli import argtypes, text, usage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--model", metavar="MODEL", help="the model, if only FILE is given")
     parser.add_argument(
         "--window",
-        type=usage.at_least_two,
+        type=argtypes.at_least_two,
         default=512,
         metavar="TOKENS",
         help="number of tokens that are scored together (default: %(default)s)",
@@ -39,7 +39,7 @@ def _model_and_file(args: argparse.Namespace) -> tuple[str, str]:
     """Return the two arguments, of which -m may give the model. Raises UsageError."""
     found = ([] if args.model is None else [args.model]) + args.words
     if len(found) != 2:
-        raise usage.UsageError("give one MODEL, as an argument or with -m, and one FILE")
+        raise argtypes.UsageError("give one MODEL, as an argument or with -m, and one FILE")
     return found[0], found[1]
 
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zinc.cli import usage
+from zinc.cli import argtypes, parsed, usage
+from zinc.cli.argtypes import UsageError
 from zinc.cli.text import size, table
-from zinc.cli.usage import UsageError
 
 if TYPE_CHECKING:
     from zinc.backends.api import StepCounts
@@ -28,8 +28,10 @@ MATRIX_COLOR, CACHE_COLOR = "#cfe2f3", "#fce5cd"  # launches that read matrices 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_model(parser)
-    usage.add_number(parser, "--tokens", usage.count, 1, "tokens of the step whose cost is shown")
-    usage.add_number(parser, "--depth", usage.natural, 0, "tokens already in the cache")
+    usage.add_number(
+        parser, "--tokens", argtypes.count, 1, "tokens of the step whose cost is shown"
+    )
+    usage.add_number(parser, "--depth", argtypes.natural, 0, "tokens already in the cache")
     usage.add_backend(parser)
     usage.add_cache(parser)
     usage.add_lora(parser)
@@ -46,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     from zinc.engine.load.planning import plan_model
 
     most = args.tokens if args.tokens > BATCH_TOKENS else None
-    path = usage.model_path(args)
-    options = usage.load_options(args, path=path, batch_tokens=most, max_outputs=1)
+    path = parsed.model_path(args)
+    options = parsed.load_options(args, path=path, batch_tokens=most, max_outputs=1)
     with plan_model(options) as planned:
         loading.print_choice(planned.choice)
         report = _Report.of(planned, args.tokens, args.depth)

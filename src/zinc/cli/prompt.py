@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from zinc.cli import streams, text, usage
-from zinc.cli.usage import UsageError
+from zinc.cli import argtypes, streams, text
+from zinc.cli.argtypes import UsageError
 from zinc.core.errors import RequestError
 from zinc.hub.modelfile import is_modelfile
 from zinc.hub.names import FileName, is_model_name, parse
@@ -60,7 +60,7 @@ def _read(args: argparse.Namespace) -> str:
         raise UsageError("- and --file both say where to read the prompt: give one of them")
     if given is None or given == "-":
         return _whole(args, required=given is None and args.file is None)
-    prompt = usage.text_argument(given, "the prompt")
+    prompt = argtypes.text_argument(given, "the prompt")
     if args.file is not None:
         content = _content(args.file, args.raw)
     elif streams.has_piped_input():

@@ -6,8 +6,8 @@ import argparse
 import sys
 from typing import Any
 
-from zinc.cli import prompt, usage
-from zinc.cli.usage import UsageError
+from zinc.cli import argtypes, parsed, prompt, usage
+from zinc.cli.argtypes import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     given = prompt.read(args)
     messages: list[dict[str, Any]] = [{"role": "user", "content": given}]
     if args.system is not None:
-        system = usage.text_argument(args.system, "the system prompt")
+        system = argtypes.text_argument(args.system, "the system prompt")
         messages.insert(0, {"role": "system", "content": system})
 
     from zinc.cli import answer, loading
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     loading.sampling_params(args)  # reports values out of range before the model is loaded
     with loading.open_llm(args) as llm:
         params = loading.sampling_params(args, llm)
-        template_args = usage.template_arguments(args)
+        template_args = parsed.template_arguments(args)
         # Reasoning is shown on a terminal, or if it was asked for.
         watched = args.think or not is_plain(sys.stderr)
         printer = answer.Printer(sys.stdout, sys.stderr if watched else None)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zinc.cli import usage
+from zinc.cli import argtypes, parsed, usage
 from zinc.cli.interrupt import StopSignals
 from zinc.core.errors import RequestError, UnsupportedError
 from zinc.core.extras import SERVER, install_command
@@ -159,7 +159,7 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     waiting = "maximum number of waiting requests"
-    usage.add_number(limits, "--max-waiting", usage.natural, 64, waiting)
+    usage.add_number(limits, "--max-waiting", argtypes.natural, 64, waiting)
     limits.add_argument(
         "--max-body",
         type=size,
@@ -175,10 +175,10 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--max-body if that is more)",
     )
     connected = "maximum number of simultaneous connections"
-    usage.add_number(limits, "--max-connections", usage.count, 512, connected)
+    usage.add_number(limits, "--max-connections", argtypes.count, 512, connected)
     limits.add_argument(
         "--ttl",
-        type=usage.quantity,
+        type=argtypes.quantity,
         metavar="SECONDS",
         help="unload a model that has been idle for this time (default: never)",
     )
@@ -190,7 +190,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "(default: no limit)",
     )
     grace = "time for running answers to finish on shutdown"
-    usage.add_number(limits, "--grace", usage.quantity, 10.0, grace, "SECONDS")
+    usage.add_number(limits, "--grace", argtypes.quantity, 10.0, grace, "SECONDS")
 
 
 def _add_batches(parser: argparse.ArgumentParser) -> None:
@@ -209,7 +209,7 @@ def _add_batches(parser: argparse.ArgumentParser) -> None:
         help="maximum size of all files in it (default: 4G)",
     )
     rows = "maximum number of rows of a batch that run at a time, at the lowest priority"
-    usage.add_number(batches, "--batch-in-flight", usage.count, 8, rows)
+    usage.add_number(batches, "--batch-in-flight", argtypes.count, 8, rows)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -265,7 +265,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
         keys += _keys_in(text.read_file(args.api_key_file), args.api_key_file)
     return ServerConfig(
         models=_sources(args),
-        load=usage.load_options(
+        load=parsed.load_options(
             args,
             prefix_cache=not args.no_prefix_cache,
             cache_bytes=args.cache_size,
@@ -274,7 +274,7 @@ def config(args: argparse.Namespace) -> ServerConfig:
             pooling=args.pooling,
             draft=None if args.draft is None else _model_file(args.draft, args.pull),
         ),
-        sampling=usage.sampler_arguments(args),
+        sampling=parsed.sampler_arguments(args),
         host=args.host,
         port=args.port,
         ollama=args.ollama,
@@ -378,7 +378,7 @@ def _embedded(args: argparse.Namespace) -> ModelSource:
     from zinc.server.config import ModelSource
 
     args.model = None
-    return ModelSource(usage.model_path(args).stem, None)
+    return ModelSource(parsed.model_path(args).stem, None)
 
 
 def _port(text: str) -> int:

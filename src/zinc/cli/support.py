@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from zinc.cli import usage
+from zinc.cli import parsed, usage
+from zinc.cli.argtypes import UsageError
 from zinc.cli.text import table
-from zinc.cli.usage import UsageError
 from zinc.core.errors import ZincError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if args.markdown:
         print(markdown(collect(PORTABLE)), end="")
         return 0
-    options = usage.backend_options(args)
+    options = parsed.backend_options(args)
     found, devices = collect(options), _devices(options)
     if args.json:
         json.dump({"backends": devices, **asdict(found)}, sys.stdout, indent=2)

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from zinc.cli import text, usage
+from zinc.cli import argtypes, parsed, text, usage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,12 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.text.endswith(".gguf") and not any(map(str.isspace, args.text)):
-        raise usage.UsageError(f"{args.text} looks like a model: name it with -m")
-    given = text.read_stdin() if args.text == "-" else usage.text_argument(args.text, "the text")
+        raise argtypes.UsageError(f"{args.text} looks like a model: name it with -m")
+    given = text.read_stdin() if args.text == "-" else argtypes.text_argument(args.text, "the text")
 
     from zinc.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.from_gguf(usage.model_path(args))
+    tokenizer = Tokenizer.from_gguf(parsed.model_path(args))
     ids = tokenizer.encode(given, add_special=not args.no_add_special, parse_special=args.special)
     # A token may be part of a character; such pieces are shown as bytes.
     pieces = [tokenizer.token_bytes(id) for id in ids]

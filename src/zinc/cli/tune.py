@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zinc.cli import usage
+from zinc.cli import argtypes, parsed, usage
 from zinc.cli.text import table
 from zinc.core.errors import RequestError
 from zinc.core.progress import ProgressBar
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_device(parser)
     parser.add_argument(
         "--budget",
-        type=usage.count,
+        type=argtypes.count,
         metavar="SECONDS",
         help="start no further product after this time (default: tune all products)",
     )
@@ -76,7 +76,7 @@ def _backend(args: argparse.Namespace) -> Backend:
     from zinc.backends import api
     from zinc.engine.load import auto
 
-    name, options = usage.backend_name(args), usage.backend_options(args)
+    name, options = parsed.backend_name(args), parsed.backend_options(args)
     if name != "auto":
         return api.create(name, None, options)
     machine = auto.this_machine(None, options)
@@ -90,7 +90,7 @@ def _plan(args: argparse.Namespace, backend: Backend) -> Plan:
     from zinc.models import load
     from zinc.plan.planner import make_plan
 
-    with GGUFFile.open(usage.model_path(args)) as file:
+    with GGUFFile.open(parsed.model_path(args)) as file:
         _, graph = load(file)
     return make_plan(graph, backend, max_tokens=BATCH_TOKENS, max_outputs=MAX_OUTPUTS)
 

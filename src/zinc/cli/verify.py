@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from zinc.cli import usage
+from zinc.cli import argtypes, parsed, usage
 from zinc.cli.text import table
 from zinc.core.progress import ProgressBar
 
@@ -32,7 +32,7 @@ DECODE_STEPS = 2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_model(parser)
     tokens = f"tokens of the prompt; {DECODE_STEPS} decode steps follow"
-    usage.add_number(parser, "--tokens", usage.count, 32, tokens)
+    usage.add_number(parser, "--tokens", argtypes.count, 32, tokens)
     parser.add_argument(
         "--kernels",
         action="store_true",
@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
         )
     report: dict[str, Any] = {}
     wrong = _test_kernels(args, report) if args.kernels else None
-    options = usage.load_options(
+    options = parsed.load_options(
         args,
-        path=usage.model_path(args),
+        path=parsed.model_path(args),
         context=args.tokens + DECODE_STEPS,
         max_outputs=args.tokens,
         sequences=1,
