@@ -18,6 +18,12 @@ GEMMA = (
     "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content }}"
     "<end_of_turn>\n{% endfor %}"
 )
+# Writes calls, but not the tools, as the templates of DeepSeek R1 and V3 do.
+DEEPSEEK = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    "<｜tool▁calls▁begin｜>{{ c.function.name }}<｜tool▁sep｜>```json {{ c.function.arguments }}"
+    "{% endfor %}{% endfor %}"
+)
 ARGUMENTS = {
     "city": 'Oslo "Ø"\n',
     "days": 3,
@@ -54,7 +60,6 @@ def test_the_description_names_tools_and_the_form_of_a_call(format):
 
 
 def test_formats_without_calls_use_those_of_hermes():
-    assert {format.name for format in WRITTEN} == {"gemma3", "hermes"}
     assert format_for_tools(BY_NAME["plain"]).name == "hermes"
     assert format_for_tools(BY_NAME["thinking-only"]).name == "hermes"
     assert format_for_tools(BY_NAME["gemma3"]).name == "gemma3"
@@ -88,10 +93,28 @@ def test_a_conversation_with_calls_alternates():
     assert "name" not in prepared[2]
 
 
+def test_a_template_that_writes_calls_keeps_them():
+    template = ChatTemplate(DEEPSEEK)
+    traits, text = TemplateTraits.of(template), template.format.text
+    assert not traits.tools
+    assert traits.renders_calls
+    messages = [
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "tool_calls": calls(("now", {}))},
+        {"role": "tool", "tool_call_id": "c0", "content": "noon"},
+    ]
+    prepared = prepare(messages, traits, TOOLS, text)
+    assert [message["role"] for message in prepared] == ["system", "user", "assistant", "tool"]
+    assert prepared[0]["content"] == description(TOOLS, text)
+    assert prepared[2]["tool_calls"][0]["function"]["name"] == "now"
+    assert prepare(messages, traits, (), text) == prepared[1:]
+
+
 def test_arguments_that_are_no_json_are_shown_unchanged():
     broken = [{"id": "c", "function": {"name": "add", "arguments": '{"a": 1'}}]
     messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "tool_calls": broken}]
-    prepared = prepare(messages, TemplateTraits(tools=False), TOOLS, BY_NAME["hermes"].text)
+    no_calls = TemplateTraits(tools=False, object_arguments=False, text_arguments=False)
+    prepared = prepare(messages, no_calls, TOOLS, BY_NAME["hermes"].text)
     assert json.dumps('{"a": 1') in prepared[-1]["content"]
 
 

@@ -37,34 +37,26 @@ def prepare(
     """Return copies of `messages` in the form that a template with these `traits` accepts.
 
     tools: of the request. text: how calls are written if the template has no place for tools. The
-    messages then describe the tools, and have calls and results as text.
+    messages then describe the tools, and have calls and results as text if the template leaves
+    calls out too.
 
     Raises RequestError for an invalid message, and UnsupportedError for content other than text.
     Both name the message by its index.
     """
-    if text is not None and not traits.tools:
-        return _prepare_text(messages, traits, tools, text)
+    describes = text is not None and not traits.tools
+    writes = describes and not traits.renders_calls
+    if writes:
+        traits = written_traits(traits)
     prepared = [_message(message, f"messages[{i}]", traits) for i, message in enumerate(messages)]
+    if text is not None and writes:
+        prepared = with_written_calls(prepared, text)
+    if text is not None and describes and tools:
+        prepared.insert(0, {"role": "system", "content": description(tools, text)})
     prepared = _one_system(prepared, traits)
     _name_results(prepared)
     if traits.short_ids:
         _shorten_ids(prepared)
     return prepared if traits.parallel_calls else _one_call_each(prepared)
-
-
-def _prepare_text(
-    messages: Sequence[Message],
-    traits: TemplateTraits,
-    tools: Sequence[Mapping[str, Any]],
-    text: CallText,
-) -> list[dict[str, Any]]:
-    """Return copies of `messages` with tools, calls and results as text, as `prepare` does."""
-    traits = written_traits(traits)
-    prepared = [_message(message, f"messages[{i}]", traits) for i, message in enumerate(messages)]
-    prepared = with_written_calls(prepared, text)
-    if tools:
-        prepared.insert(0, {"role": "system", "content": description(tools, text)})
-    return _one_system(prepared, traits)
 
 
 def text_of(content: object, where: str) -> str:

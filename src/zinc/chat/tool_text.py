@@ -1,8 +1,8 @@
-"""Tools for chat templates that have no place for them, such as those of Gemma 3 and Llama 3.
+"""Tools for chat templates that have no place for them: those of Gemma 3, Llama 3, DeepSeek R1.
 
 The system prompt describes the tools and the form of a call, which is that of the model's format,
-or Hermes' form in formats without calls. Calls of earlier answers become text in that form, and
-results of calls become messages of the user.
+or Hermes' form in formats without calls. If the template leaves out calls too, those of earlier
+answers become text in that form, and results of calls become messages of the user.
 """
 
 from __future__ import annotations

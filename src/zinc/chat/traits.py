@@ -55,6 +55,11 @@ class TemplateTraits:
     reasoning_key: str | None = "reasoning_content"
     reasoning_with_content: bool = True
 
+    @property
+    def renders_calls(self) -> bool:
+        """Whether calls of earlier answers reach the prompt."""
+        return self.object_arguments or self.text_arguments
+
     @classmethod
     def of(cls, template: ChatTemplate) -> TemplateTraits:
         """Return the traits of `template`, found by about a dozen renderings.

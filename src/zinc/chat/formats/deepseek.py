@@ -6,9 +6,12 @@ the name, the separator and the arguments. Reasoning is between <think> and </th
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from zinc.chat.format import ChatFormat
+from zinc.chat.format import CallText, ChatFormat
 from zinc.chat.formats.hermes import THINK
 from zinc.chat.formats.json_call import read_arguments
 from zinc.chat.output import Output
@@ -47,14 +50,27 @@ def _read_call(reader: Reader, output: Output) -> Steps[None]:
     output.end()
 
 
+def _write_call(name: str, arguments: Mapping[str, Any] | str) -> str:
+    call = f"function{_SEPARATOR}{name}\n{_FENCE}\n{_json(arguments)}\n{_FENCE_END}"
+    return f"{_BLOCK}{_OPEN}{call}{_CLOSE}{_BLOCK_END}"
+
+
+def _write_plain_call(name: str, arguments: Mapping[str, Any] | str) -> str:
+    return f"{_BLOCK}{_OPEN}{name}{_SEPARATOR}{_json(arguments)}{_CLOSE}{_BLOCK_END}"
+
+
+def _json(arguments: Mapping[str, Any] | str) -> str:
+    is_text = isinstance(arguments, str)
+    return str(arguments) if is_text else json.dumps(arguments, ensure_ascii=False)
+
+
+_RESULT = "<tool_response>\n", "\n</tool_response>"
 DEEPSEEK = ChatFormat(
     name="deepseek",
     markers=(_BLOCK, _BLOCK_END, _OPEN, _CLOSE, _SEPARATOR, THINK.begin, THINK.end),
     thinking=THINK,
     calls={_BLOCK: _read_block, _OPEN: _read_calls},
+    text=CallText(_write_call, _RESULT),
 )
 
-DEEPSEEK_V31 = replace(
-    DEEPSEEK,
-    name="deepseek-v3.1",
-)
+DEEPSEEK_V31 = replace(DEEPSEEK, name="deepseek-v3.1", text=CallText(_write_plain_call, _RESULT))
