@@ -269,7 +269,7 @@ def test_repeated_text_is_drafted_and_a_request_can_refuse(monkeypatch):
 
 
 def test_an_unknown_mode_is_an_error():
-    with pytest.raises(RequestError, match="no speculation 'always'"):
+    with pytest.raises(RequestError, match="no speculation mode 'always'"):
         LLM(backend="cpu", speculate="always")
 
 
