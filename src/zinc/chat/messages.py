@@ -43,14 +43,15 @@ def prepare(
     Raises RequestError for an invalid message, and UnsupportedError for content other than text.
     Both name the message by its index.
     """
-    describes = text is not None and not traits.tools
-    writes = describes and not traits.renders_calls
+    if traits.tools:
+        text = None
+    writes = text is not None and not traits.renders_calls
     if writes:
         traits = written_traits(traits)
     prepared = [_message(message, f"messages[{i}]", traits) for i, message in enumerate(messages)]
     if text is not None and writes:
         prepared = with_written_calls(prepared, text)
-    if text is not None and describes and tools:
+    if text is not None and tools:
         prepared.insert(0, {"role": "system", "content": description(tools, text)})
     prepared = _one_system(prepared, traits)
     _name_results(prepared)

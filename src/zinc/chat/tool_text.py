@@ -18,7 +18,7 @@ from zinc.chat.traits import TemplateTraits
 
 
 def format_for_tools(format: ChatFormat) -> ChatFormat:
-    """Return the format in which a model answers that has read `description`."""
+    """Return the format of a model's calls after the system prompt of `description`."""
     return format if format.has_calls else HERMES
 
 
@@ -59,7 +59,7 @@ def with_written_calls(messages: Sequence[dict[str, Any]], text: CallText) -> li
             text.call(call["function"]["name"], call["function"]["arguments"])
             for call in message.get("tool_calls") or ()
         ]
-        kept = {k: v for k, v in message.items() if k not in ("tool_calls", "tool_call_id", "name")}
+        kept = {k: v for k, v in message.items() if k not in ("tool_calls", "tool_call_id")}
         content = "\n".join(filter(None, (content, *calls)))
         if written and role == "user" == written[-1]["role"]:
             written[-1]["content"] += f"\n\n{content}"

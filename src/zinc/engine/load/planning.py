@@ -61,7 +61,8 @@ def plan_model(
 ) -> PlannedModel:
     """Open the model file, choose a backend and make the plans.
 
-    backend, file: used instead of those that `options` name; `file` is closed if planning fails.
+    backend, file: replace the backend and the file of `options`. `file` is closed if planning
+    fails.
     Raises a `ZincError` if the file is damaged or unsupported, or the options do not suit the model
     or the machine.
     """

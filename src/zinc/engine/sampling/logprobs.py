@@ -14,9 +14,10 @@ from zinc.engine.sampling.candidates import Candidates, Floats, largest
 class Sampled:
     """A sampled token, with natural logarithms of probabilities.
 
-    Probabilities are the model's own, before any sampler, or with `post_sampling_probs` those that
-    the token was sampled with. logprob: None unless the request asked for logprobs. top_logprobs:
-    (token, logprob) of the most likely tokens, most likely first, as many as the request asked for.
+    Probabilities are the model's own, before any sampler. With `post_sampling_probs` they are the
+    probabilities after all samplers. logprob: None unless the request asked for logprobs.
+    top_logprobs: (token, logprob) of the most likely tokens, most likely first, as many as the
+    request asked for.
     """
 
     token: int

@@ -4,8 +4,8 @@
 
 #include "prelude.cuh"
 
-/// Adds 1 to a counter in global memory and returns its old value. What the block did before a
-/// barrier ahead of this call is visible to whoever counts later, and the reverse.
+/// Adds 1 to a counter in global memory and returns its old value, with acquire and release order.
+/// Called after a barrier: blocks that add later see what this block wrote before the barrier.
 DEVICE uint countArrival(uint* counter)
 {
 #ifdef ZINC_EMULATED
