@@ -44,6 +44,7 @@ class LoggingHost:
         self.recorded: list[LoggedRecording] = []
         self.submitted: list[LoggedRecording] = []
         self.waited: list[int] = []
+        self.slept: list[bool] = []  # whether each wait might sleep
         self.compiled: set[KernelVariant] = set()
 
     def describe(self) -> str:
@@ -95,11 +96,15 @@ class LoggingHost:
         self.recorded.append(LoggedRecording(self, graph, downloads))
         return self.recorded[-1]
 
-    def wait(self, ticket: int, expected_s: float = 0.0) -> None:
+    def wait(self, ticket: int, expected_s: float = 0.0, sleeps: bool = True) -> None:
         self.waited.append(ticket)
+        self.slept.append(sleeps)
         for download in self.submitted[ticket - 1].downloads:
             assert download.target.bytes is not None
             download.target.bytes.view(np.float32)[:] = ticket
+
+    def seconds(self, graph: DispatchGraph, repeats: int) -> float:
+        return 1.0
 
     def level_seconds(self, graph: DispatchGraph) -> list[float]:
         return [1.0] * len(graph.levels())

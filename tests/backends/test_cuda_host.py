@@ -19,6 +19,7 @@ from zinc.backends.cuda.host import CudaHost
 from zinc.core.errors import DeviceError, MemoryLimitError
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
 from zinc.gpu.dispatch import KernelVariant
+from zinc.gpu.graph import DispatchGraph
 from zinc.gpu.memory import MemoryKind
 from zinc.plan.planner import make_plan
 from zinc.testing.parity import case_tolerance, every_case
@@ -58,6 +59,18 @@ def test_a_wait_ends_soon_after_a_step_that_is_shorter_than_expected(
     monkeypatch.setattr(host.time, "sleep", sleeps.append)
     cuda.wait(cuda.launch_graph([]), expected_s=1.0)  # as after a first step that was slow
     assert 0 < sum(sleeps) <= host.SLICE_S
+
+
+def test_a_wait_may_poll_from_the_start(cuda: CudaHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeps: list[float] = []
+    monkeypatch.setattr(host.time, "sleep", sleeps.append)
+    cuda.wait(cuda.launch_graph([]), expected_s=1.0, sleeps=False)
+    assert sleeps == []
+
+
+def test_seconds_of_a_graph_are_those_of_the_device(cuda: CudaHost) -> None:
+    assert cuda.seconds(DispatchGraph(()), repeats=3) == pytest.approx(1e-3)
+    assert cuda._events == {}, "each submission was waited for"
 
 
 def test_a_profile_has_the_seconds_of_each_launch(cuda: CudaHost) -> None:

@@ -17,7 +17,7 @@ from zinc.cli import tune
 from zinc.cli.checks import self_test
 from zinc.cli.checks.finding import Status
 from zinc.engine.load.self_test import plan_case
-from zinc.gpu.tune import placed, search, trial, weights
+from zinc.gpu.tune import clocks, placed, search, trial, weights
 from zinc.gpu.tuned import TileKey, TunedTiles
 from zinc.ops import OPS
 from zinc.quant.blocks import GGMLType
@@ -30,6 +30,7 @@ def test_a_tuned_table_is_reported(zinc, tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(module, "ROTATE_BYTES", 1)
     monkeypatch.setattr(trial, "RUN_S", 1e-9)
     monkeypatch.setattr(search, "MAX_TRIED", 1)
+    monkeypatch.setattr(clocks, "STEADY_S", 0)
     case = next(OPS["linear"].cases())
     monkeypatch.setattr(tune, "common_plans", lambda backend: [plan_case(case, backend)])
     path = tmp_path / "tiles.json"
@@ -59,6 +60,7 @@ def test_a_table_that_cannot_be_written_is_an_error(
     case = next(OPS["linear"].cases())
     monkeypatch.setattr(tune, "common_plans", lambda backend: [plan_case(case, backend)])
     monkeypatch.setattr(search, "MAX_TRIED", 1)
+    monkeypatch.setattr(clocks, "STEADY_S", 0)
     (tmp_path / "file").write_text("")
     done = zinc("tune", "--backend", "cuda", "--output", tmp_path / "file" / "tiles.json")
     assert done.status == 1

@@ -102,8 +102,11 @@ class EmulatedHost:
             dispatch.arguments.pack(), *dispatch.groups, WORKERS
         )
 
-    def wait(self, ticket: int, expected_s: float = 0.0) -> None:
+    def wait(self, ticket: int, expected_s: float = 0.0, sleeps: bool = True) -> None:
         pass
+
+    def seconds(self, graph: DispatchGraph, repeats: int) -> float:
+        return min(sum(self.level_seconds(graph)) for _ in range(repeats))
 
     def level_seconds(self, graph: DispatchGraph) -> list[float]:
         seconds = []

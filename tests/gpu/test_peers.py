@@ -84,7 +84,7 @@ class QueueingHost(EmulatedHost):
     def record(self, graph: DispatchGraph, downloads: Sequence[Download] = ()) -> EmulatedRecording:
         return QueuedRecording(self, graph, downloads)
 
-    def wait(self, ticket: int, expected_s: float = 0.0) -> None:
+    def wait(self, ticket: int, expected_s: float = 0.0, sleeps: bool = True) -> None:
         thread = self.running.pop(ticket)
         thread.join(timeout=120)
         assert not thread.is_alive(), "an exchange waits for a card that does not take part"

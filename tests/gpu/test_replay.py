@@ -85,6 +85,24 @@ def test_two_steps_are_in_flight_with_data_of_their_own() -> None:
     assert first.done
 
 
+def test_a_wait_sleeps_only_if_the_device_has_more_to_do() -> None:
+    host, running = program_of("qwen3", samples=True)
+    for i in range(2):
+        running.sample(step_of(i, samples=True)).tokens()
+    assert host.slept == [False, False]
+    first, second = (running.sample(step_of(i, samples=True)) for i in range(2, 4))
+    first.tokens()
+    second.tokens()
+    assert host.slept[2:] == [True, False]
+
+
+def test_a_wait_for_a_long_step_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "POLL_S", -1e9)
+    host, running = program_of("qwen3")
+    running.step(step_of(0))
+    assert host.slept == [True]
+
+
 def test_kernels_read_the_sizes_and_arrays_of_the_step() -> None:
     host, running = program_of("qwen3")
     step = step_of(7, n=3)

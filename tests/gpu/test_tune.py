@@ -13,13 +13,15 @@ from zinc.core.errors import DeviceError
 from zinc.engine.load.self_test import plan_case
 from zinc.gpu.backend import GpuBackend
 from zinc.gpu.errors import DeviceLostError
+from zinc.gpu.graph import DispatchGraph
 from zinc.gpu.tile_table import TileTable
-from zinc.gpu.tune import placed, run, search, trial, weights
+from zinc.gpu.tune import clocks, placed, run, search, trial, weights
+from zinc.gpu.tune.clocks import SteadyClocks
 from zinc.gpu.tune.placed import PlacedLaunch
-from zinc.gpu.tune.products import products
+from zinc.gpu.tune.products import Product, products
 from zinc.gpu.tune.run import Tuner
 from zinc.gpu.tune.search import Search
-from zinc.gpu.tune.trial import Trial
+from zinc.gpu.tune.trial import MAX_LAUNCHES, Trial
 from zinc.gpu.tune.weights import LaunchWeights
 from zinc.ops import OPS
 from zinc.ops.values import FloatArray
@@ -66,6 +68,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "MAX_TRIED", 2)
     monkeypatch.setattr(search, "REPEATS", 1)
     monkeypatch.setattr(search, "FINAL_ROUNDS", 1)
+    monkeypatch.setattr(clocks, "STEADY_S", 0)
 
 
 def device(name: str) -> GpuBackend:
@@ -74,6 +77,12 @@ def device(name: str) -> GpuBackend:
 
 def tuner(backend: GpuBackend, path: Path) -> Tuner:
     return Tuner(backend.kernel_set, backend.host, backend.features, backend.origin, path)
+
+
+def trial_of(backend: GpuBackend, product: Product) -> Trial:
+    kernels, host = backend.kernel_set, backend.host
+    made = LaunchWeights(kernels, host, product.launch)
+    return Trial(kernels, host, backend.features, product, made, SteadyClocks(host))
 
 
 def plans(backend: GpuBackend, op: str, name: str):
@@ -101,8 +110,7 @@ def test_results_of_the_formulas_tiles_agree_with_the_reference(
     found = products(backend.kernel_set, plans(backend, op, case), backend.features)
     assert found
     for product in found:
-        made = LaunchWeights(backend.kernel_set, backend.host, product.launch)
-        runs = Trial(backend.kernel_set, backend.host, backend.features, product, made)
+        runs = trial_of(backend, product)
         assert runs.error(product.default) == "", product
 
 
@@ -112,24 +120,76 @@ def test_results_of_seeds_agree_with_the_reference(name: str, op: str, case: str
     kernels, features = backend.kernel_set, backend.features
     for product in products(kernels, plans(backend, op, case), features):
         tiling, key = kernels.tilings[product.key.kernel], product.key
-        runs = Trial(
-            kernels,
-            backend.host,
-            features,
-            product,
-            LaunchWeights(kernels, backend.host, product.launch),
-        )
+        runs = trial_of(backend, product)
         seeds = [x for x in tiling.seeds(features, key) if not tiling.refusal(features, key, x)]
         for tile in seeds[:SEEDS]:
             assert runs.error(tile) == "", (product, tile)
 
 
 @pytest.mark.parametrize("name", DEVICES)
+def test_a_run_takes_the_devices_seconds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait for a submission may end long after it, so the time of a wait says nothing."""
+    backend = device(name)
+    (product,) = products(backend.kernel_set, one_row(backend), backend.features)
+    runs = trial_of(backend, product)
+    launches: list[int] = []
+
+    def seconds(graph: DispatchGraph, repeats: int) -> float:
+        launches.append(len(graph.nodes))
+        return 1e-6 * launches[-1]
+
+    monkeypatch.setattr(trial, "RUN_S", 1e-4)
+    monkeypatch.setattr(backend.host, "seconds", seconds)
+    assert runs.seconds(product.default, 1) == pytest.approx(1e-6)
+    assert 1 < launches[-1] <= MAX_LAUNCHES
+
+
+class SlowlyStarting:
+    """A host whose runs take less time until `ramp_s` after its first run."""
+
+    def __init__(self, ramp_s: float) -> None:
+        self.ramp_s, self.now, self.runs = ramp_s, 100.0, 0
+        self.started: float | None = None
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def seconds(self, graph: DispatchGraph, repeats: int) -> float:
+        self.started = self.now if self.started is None else self.started
+        step = min(4, int(4 * (self.now - self.started) / self.ramp_s))
+        seconds = 1e-2 / (1 + step)
+        self.now += repeats * seconds
+        self.runs += 1
+        return seconds
+
+
+def test_clocks_are_raised_before_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks, "STEADY_S", 0.4)
+    host = SlowlyStarting(ramp_s=1.2)
+    monkeypatch.setattr(clocks, "perf_counter", host.perf_counter)
+    steady, graph = SteadyClocks(host), DispatchGraph(())  # type: ignore[arg-type]
+    assert steady.seconds(graph, 3) == pytest.approx(2e-3)
+    runs = host.runs
+    assert steady.seconds(graph, 3) == pytest.approx(2e-3)
+    assert host.runs == runs + 1, "the device was busy just now"
+    host.now, host.started = host.now + 2, None
+    assert steady.seconds(graph, 3) == pytest.approx(2e-3), "the device was idle"
+
+
+def test_a_device_that_never_becomes_steady_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks, "STEADY_S", 0.4)
+    host = SlowlyStarting(ramp_s=1e9)
+    monkeypatch.setattr(clocks, "perf_counter", host.perf_counter)
+    monkeypatch.setattr(clocks, "FASTER", 2.0)  # every run counts as faster
+    SteadyClocks(host).seconds(DispatchGraph(()), 1)  # type: ignore[arg-type]
+    assert host.now - 100 == pytest.approx(clocks.MAX_WARM_UP_S, abs=0.1)
+
+
+@pytest.mark.parametrize("name", DEVICES)
 def test_a_wrong_number_is_noticed(name: str) -> None:
     backend = device(name)
     (product,) = products(backend.kernel_set, one_row(backend), backend.features)
-    made = LaunchWeights(backend.kernel_set, backend.host, product.launch)
-    runs = Trial(backend.kernel_set, backend.host, backend.features, product, made)
+    runs = trial_of(backend, product)
     assert runs.error(product.default) == ""
     runs._placed.wanted[0][0, -1] += 1
     assert "off by" in runs.error(product.default)

@@ -98,8 +98,16 @@ class Host(Allocator, Protocol):
         """Record compiled kernels. Raises DeviceError."""
         ...
 
-    def wait(self, ticket: int, expected_s: float = 0.0) -> None:
-        """Wait for a submission that will take about `expected_s` seconds. Raises DeviceError."""
+    def wait(self, ticket: int, expected_s: float = 0.0, sleeps: bool = True) -> None:
+        """Wait for a submission that will take about `expected_s` seconds. Raises DeviceError.
+
+        sleeps: leave the CPU core to others until shortly before the expected end. The code that
+        runs next is slower then, because the core's caches are cold.
+        """
+        ...
+
+    def seconds(self, graph: DispatchGraph, repeats: int) -> float:
+        """Run the graph `repeats` times. Return the device's seconds of the fastest run."""
         ...
 
     def level_seconds(self, graph: DispatchGraph) -> list[float]:

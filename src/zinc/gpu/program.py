@@ -42,6 +42,7 @@ MAX_RECORDINGS = 64
 IN_FLIGHT = 2
 # Hidden rows of more bytes, those of prompts, are copied when they are read, not with each step.
 MAX_HIDDEN_BYTES = 1 << 20
+POLL_S = 1e-2  # longest wait without a sleep
 
 
 @dataclass(slots=True)
@@ -79,7 +80,10 @@ class RunningStep:
         program, recorded = self._program, self._recorded
         # Steps run one after another: this one began when the step before it had ended.
         began, started = max(self.submitted, program.last_ended), perf_counter()
-        program.host.wait(self._ticket, recorded.seconds - (started - began))
+        left = recorded.seconds - (started - began)
+        # With no step queued behind this one, the device is idle until the host has its results.
+        is_followed = program._last not in (None, self)
+        program.host.wait(self._ticket, left, sleeps=is_followed or left > POLL_S)
         self.done = True
         program.last_ended = perf_counter()
         program.work.waited_s += program.last_ended - started

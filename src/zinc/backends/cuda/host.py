@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +20,7 @@ from zinc.backends.cuda.loader import KernelLoader, kernel_parameters
 from zinc.backends.cuda.memory import Memory
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.features import Features
-from zinc.gpu.graph import DispatchGraph
+from zinc.gpu.graph import DispatchGraph, Node
 from zinc.gpu.host import Download, Progress
 from zinc.gpu.memory import Buffer, Bytes, MemoryKind
 
@@ -138,13 +139,14 @@ class CudaHost:
             self._events[self._last] = event
             return self._last
 
-    def wait(self, ticket: int, expected_s: float = 0.0) -> None:
+    def wait(self, ticket: int, expected_s: float = 0.0, sleeps: bool = True) -> None:
         with self._lock:
             event = self._events.pop(ticket, None)
         if event is None:
             return
         self.enter()
-        self._sleep(event, expected_s - SLEEP_S)
+        if sleeps:
+            self._sleep(event, expected_s - SLEEP_S)
         checked(self._cuda.cuEventSynchronize(event), "waiting for a step")
         with self._lock:
             self._spare.append(event)
@@ -162,16 +164,29 @@ class CudaHost:
             if status != self._cuda.CUresult.CUDA_ERROR_NOT_READY:
                 return
 
+    def seconds(self, graph: DispatchGraph, repeats: int) -> float:
+        recording, tickets = self.record(graph), list[int]()
+        found = self._spans([lambda: tickets.append(recording.submit())] * repeats)
+        for ticket in tickets:
+            self.wait(ticket)
+        return min(found)
+
     def level_seconds(self, graph: DispatchGraph) -> list[float]:
+        def launch_all(level: Sequence[Node]) -> None:
+            for node in level:
+                self.launch(node.dispatch)
+
+        return self._spans([partial(launch_all, level) for level in graph.levels()])
+
+    def _spans(self, acts: Sequence[Callable[[], None]]) -> list[float]:
+        """Return the device's seconds for what each of `acts` queues."""
         cuda = self._cuda
         self.enter()
-        levels = graph.levels()
-        events = [self._event(timing=True) for _ in range(len(levels) + 1)]
+        events = [self._event(timing=True) for _ in range(len(acts) + 1)]
         try:
             checked(cuda.cuEventRecord(events[0], self.stream), "cuEventRecord")
-            for level, event in zip(levels, events[1:], strict=True):
-                for node in level:
-                    self.launch(node.dispatch)
+            for act, event in zip(acts, events[1:], strict=True):
+                act()
                 checked(cuda.cuEventRecord(event, self.stream), "cuEventRecord")
             checked(cuda.cuEventSynchronize(events[-1]), "cuEventSynchronize")
             spans = pairwise(events)

@@ -42,6 +42,7 @@ from zinc.gpu.errors import DeviceLostError
 from zinc.gpu.features import MATRIX_SHAPES, NARROW, SQUARE, Features, MatrixShape
 
 SLEEP_S = 2e-4  # a sleeping wait wakes up this much before the expected end
+POLL_S = 2e-3  # longest time to poll for a submission that ends late
 FLOAT16, FLOAT32, SUBGROUP_SCOPE = 0, 1, 3
 
 _lock = threading.Lock()
@@ -141,17 +142,19 @@ class Device:
         self.vk.vkGetSemaphoreCounterValue(self.handle, self.timeline, byref(value))
         return value.value
 
-    def wait(self, value: int, expected_s: float = 0.0) -> None:
+    def wait(self, value: int, expected_s: float = 0.0, sleeps: bool = True) -> None:
         """Wait for submission `value`, which will take about `expected_s` seconds.
 
         Waking up from a sleep can take longer than a step, so this sleeps only until shortly before
-        the expected end, then polls for a while, and then sleeps again. Raises DeviceError.
+        the expected end, then polls for a while, and then sleeps again. sleeps: False polls from
+        the start. Raises DeviceError.
         """
-        if expected_s > 2 * SLEEP_S:
+        if sleeps and expected_s > 2 * SLEEP_S:
             self._sleep(value, expected_s - SLEEP_S)
         counter = c_uint64()
         where, poll = byref(counter), self.vk.vkGetSemaphoreCounterValue
-        end = time.perf_counter() + min(2e-3, max(SLEEP_S, expected_s))
+        poll_s = min(POLL_S, max(SLEEP_S, expected_s))
+        end = time.perf_counter() + (poll_s if sleeps else max(0.0, expected_s) + POLL_S)
         while True:
             poll(self.handle, self.timeline, where)
             if counter.value >= value:

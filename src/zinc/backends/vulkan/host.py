@@ -83,8 +83,21 @@ class VulkanHost:
             recorder.read_back(download.source, download.offset, download.target, download.n_bytes)
         return recorder.finish()
 
-    def wait(self, ticket: int, expected_s: float = 0.0) -> None:
-        self.device.wait(ticket, expected_s)
+    def wait(self, ticket: int, expected_s: float = 0.0, sleeps: bool = True) -> None:
+        self.device.wait(ticket, expected_s, sleeps)
+
+    def seconds(self, graph: DispatchGraph, repeats: int) -> float:
+        recorder = Recorder(self.device, self.pipelines, max_stamps=2)
+        recorder.timestamp()
+        for level in graph.levels():
+            recorder.level(node.dispatch for node in level)
+        recorder.timestamp()
+        commands = recorder.finish()
+        found = []
+        for _ in range(repeats):
+            commands.run()
+            found += commands.seconds()
+        return min(found)
 
     def level_seconds(self, graph: DispatchGraph) -> list[float]:
         levels = graph.levels()

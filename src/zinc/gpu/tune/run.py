@@ -18,6 +18,7 @@ from zinc.gpu.host import Host
 from zinc.gpu.kernel_set import KernelSet
 from zinc.gpu.tile_table import Origin, Row, TileTable
 from zinc.gpu.tiling import Tiling
+from zinc.gpu.tune.clocks import SteadyClocks
 from zinc.gpu.tune.products import Product, products
 from zinc.gpu.tune.search import Search
 from zinc.gpu.tune.trial import Trial
@@ -72,6 +73,7 @@ class Tuner:
         self.table = _opened(self.path, origin, kernels.tilings)
         self.features = replace(features, tuned=NO_TILES)
         self._weights: LaunchWeights | None = None
+        self._clocks = SteadyClocks(host)
 
     def has(self, key: TileKey) -> bool:
         """Return whether the table has a tile for `key`."""
@@ -85,7 +87,7 @@ class Tuner:
         if self._weights is None or self._weights.launch != product.launch:
             self._weights = None  # frees its memory first
             self._weights = LaunchWeights(self.kernels, self._host, product.launch)
-        trial = Trial(self.kernels, self._host, self.features, product, self._weights)
+        trial = Trial(self.kernels, self._host, self.features, product, self._weights, self._clocks)
         row = self.table.rows.setdefault(product.key, Row())
         tiling = self.kernels.tilings[product.key.kernel]
         try:

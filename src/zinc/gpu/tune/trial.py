@@ -6,7 +6,6 @@ The launches of a run depend on each other, as in a step, and read copies of the
 from __future__ import annotations
 
 from dataclasses import replace
-from time import perf_counter
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from zinc.gpu.host import Host
 from zinc.gpu.kernel_set import KernelSet
 from zinc.gpu.memory import Buffer, CounterAllocator, ScratchAllocator
 from zinc.gpu.step_data import StepData
+from zinc.gpu.tune.clocks import SteadyClocks
 from zinc.gpu.tune.placed import PlacedLaunch
 from zinc.gpu.tune.products import Product
 from zinc.gpu.tune.weights import LaunchWeights
@@ -45,8 +45,10 @@ class Trial:
         features: Features,
         product: Product,
         weights: LaunchWeights,
+        clocks: SteadyClocks,
     ) -> None:
         self._kernels, self._host, self._features = kernels, host, features
+        self._clocks = clocks
         self._key, self._weights, self._bucket = product.key, weights, product.bucket
         tokens, outputs = self._bucket.tokens, self._bucket.outputs
         every = np.arange(tokens, dtype=np.int32)
@@ -74,7 +76,9 @@ class Trial:
         ZincError.
         """
         self._placed.clear()
-        self._run(tile, 1)
+        graph, memory = self._graph(tile, 1)
+        self._host.wait(self._host.record(graph).submit())
+        memory.clear()  # only now, because the launch uses it
         for ref, found, wanted in zip(
             self._placed.outputs, self._placed.read(), self._placed.wanted, strict=True
         ):
@@ -89,7 +93,7 @@ class Trial:
         return ""
 
     def seconds(self, tile: Tile, repeats: int) -> float:
-        """Return the seconds of a launch with `tile`, the least of `repeats` runs.
+        """Return the device's seconds of a launch with `tile`, the least of `repeats` runs.
 
         The first call chooses the launches of a run, so that one takes about RUN_S seconds. Raises
         ZincError.
@@ -100,25 +104,19 @@ class Trial:
             self._n_launches = n * max(1, min(MAX_LAUNCHES // n, round(rounds)))
         return self._run(tile, self._n_launches, repeats) / self._n_launches
 
-    def _run(self, tile: Tile, n: int, repeats: int = 1) -> float:
-        """Run `n` launches, `repeats` times; return the seconds of the fastest run."""
+    def _run(self, tile: Tile, n: int, repeats: int) -> float:
+        """Run `n` launches, `repeats` times; return the device's seconds of the fastest run."""
         graph, memory = self._graph(tile, n)
-        self._host.compile(node.dispatch.kernel for node in graph.nodes)
-        recording = self._host.record(graph)
-        best = float("inf")
-        for _ in range(repeats):
-            start = perf_counter()
-            self._host.wait(recording.submit())
-            best = min(best, perf_counter() - start)
+        seconds = self._clocks.seconds(graph, repeats)
         memory.clear()
-        return best
+        return seconds
 
     def _with(self, tile: Tile) -> Features:
         """Return the features of the device with `tile` as the tile of the product."""
         return replace(self._features, tuned=TunedTiles({self._key: tile}))
 
     def _graph(self, tile: Tile, n: int) -> tuple[DispatchGraph, list[Buffer]]:
-        """Return `n` launches one after another, and the memory that they use."""
+        """Return `n` launches one after another, compiled, and the memory that they use."""
         variants, memory = self._placed.variants, list[Buffer]()
 
         def new_memory(n_bytes: int) -> int:
@@ -140,4 +138,6 @@ class Trial:
         tokens, outputs = self._bucket.tokens, self._bucket.outputs
         plan = Plan(launches, launches[0].outputs[0], self._placed.arena.size, tokens, outputs)
         after = [(i - 1,) if i else () for i in range(n)]
-        return dispatch_graph(self._kernels, plan, after, at, self._bucket), memory
+        graph = dispatch_graph(self._kernels, plan, after, at, self._bucket)
+        self._host.compile(node.dispatch.kernel for node in graph.nodes)
+        return graph, memory
