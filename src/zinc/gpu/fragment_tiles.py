@@ -21,6 +21,7 @@ MIN_ROWS, MAX_ROWS = 5, 32  # of x, multiplied by gemm_few.slang
 MATRIX_ROWS = 16  # weight rows of a matrix
 SUBGROUP_COLS = 256  # columns of a subgroup
 MAX_WAVES = 16  # more would leave a lane too few registers
+FEW_WAVES = 8  # of each of several workgroups that run at once on a compute unit
 MAX_SPLITS = 8  # workgroups that split the columns
 MAX_FLUSH = 8  # parts whose sums lie in shared memory at once
 COLUMN_BYTES = 80  # shared memory of 16 staged sums, with padding
@@ -106,12 +107,19 @@ def fragment_tile(features: Features, key: TileKey) -> FragmentTile:
 
 
 def _formula(key: TileKey) -> FragmentTile:
-    """Return the tile with as few splits as fit, and as many parts of each flush."""
+    """Return the tile whose workgroups have all columns if they fit, measured on an H200.
+
+    If they do not fit, or if the sums of one workgroup take all shared memory, several smaller
+    workgroups run at once on a compute unit.
+    """
     tile = FragmentTile(1, 8 if key.n_x <= 8 else 16)
-    parts, most_waves = ceil_div(key.cols, SUBGROUP_COLS), _room(key) // tile.wave_bytes(key)
-    splits = ceil_div(parts, min(MAX_WAVES, most_waves))
-    waves = ceil_div(parts, splits)
-    flush = min(_most_flush(key), _room(key) // (waves * tile.wave_bytes(key)))
+    parts, wave_bytes = ceil_div(key.cols, SUBGROUP_COLS), tile.wave_bytes(key)
+    fitting = _room(key) // (MAX_WAVES * wave_bytes)  # workgroups of MAX_WAVES that fit
+    splits = ceil_div(parts, min(MAX_WAVES, _room(key) // wave_bytes))
+    more = ceil_div(parts, FEW_WAVES if fitting > 1 else FEW_WAVES // 2)
+    if (splits > 1 or fitting <= 1) and parts >= MAX_WAVES and key.heads == 1:
+        splits = more if more <= MAX_SPLITS else splits
+    waves, flush = ceil_div(parts, splits), min(_most_flush(key), max(1, fitting))
     return replace(tile, waves=waves, splits=splits, flush=flush)
 
 

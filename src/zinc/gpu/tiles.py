@@ -36,6 +36,7 @@ MAX_FEW_GEMV_ROWS = 16  # up to this many rows of x, GEMV is faster
 MAX_FEW_ROWS = 64
 STEP_COLS, STAGED_ROW_BYTES = 64, 144  # columns of a step, bytes of a row (gemm_matrices.slang)
 MANY_TILE_ROWS = 96  # weight rows for each compute unit from which tiles of 128 rows fill it
+LONG_COLS = 8192  # columns from which workgroups share them, and not teams of a workgroup
 SUBGROUPS_A_UNIT = 16  # resident subgroups that hide the latency of loads
 MIN_STEPS, MAX_SPLITS = 2, 8  # steps of a team, and workgroups that split the columns of a tile
 
@@ -99,7 +100,11 @@ def _gemv_rows(features: Features, rows: int, units: int, n_x: int, weights: int
     steps = max(1, units // features.subgroup)  # units a lane if one wave takes a whole row
     if batch == 1 and rows >= MANY_ROWS:
         return GemvTile(waves=4, split=min(2, _power_of_two(steps)), rows=4, batch=1, deep=2)
+    if features.narrow_matrix and batch in (2, 4) and rows >= MANY_ROWS and weights == 1:
+        return GemvTile(waves=batch, split=1, rows=8 // batch, batch=batch)
     if batch == 1 and steps >= LONG_ROW and rows >= 8 * features.compute_units and weights == 1:
+        if features.narrow_matrix:
+            return GemvTile(waves=32, split=4, rows=2, batch=1)
         return GemvTile(waves, waves, 4, batch)
     # Sums stay in registers. With more rows of x there is more work a row, so fewer waves need to
     # share it, and fewer workgroups fill the device.
@@ -164,10 +169,15 @@ def _gemv_blocks(features: Features, units: int, n_x: int, weights: int) -> Gemv
     """
     if features.subgroup < 16:
         return GemvTile(waves=8, split=1, rows=4, batch=1)
-    if _batch(features, n_x) == MAX_BATCH and features.narrow_matrix:
-        return GemvTile(waves=8, split=1, rows=4, batch=MAX_BATCH)
+    batch = _batch(features, n_x)
+    if features.narrow_matrix:  # measured on NVIDIA GPUs
+        if batch == MAX_BATCH:
+            return GemvTile(waves=8, split=1, rows=4, batch=MAX_BATCH)
+        if batch <= 2 and weights == 2 and units >= 4 * features.subgroup:
+            rows = 2 * batch
+            return GemvTile(waves=32 // rows, split=1, rows=rows, batch=batch, deep=4)
     rows = 4 if features.subgroup <= 32 else 8
-    batch = min(_batch(features, n_x), max(1, 32 // (rows * weights)))
+    batch = min(batch, max(1, 32 // (rows * weights)))
     if batch > 1 and features.has_fewest_registers:
         rows //= 2
     split = 2 if units >= 2 * features.subgroup else 1
@@ -288,8 +298,12 @@ def _few_rows(features: Features, key: TileKey) -> GemmTile:
     """
     if key.n_x <= 32:
         tile = GemmTile(64, 32, down=2, across=1, split=2)
-    elif key.rows * key.weights >= MANY_TILE_ROWS * features.compute_units:
+    elif key.weights == 1 and key.rows >= 256 * features.compute_units:
+        tile = GemmTile(256, 64, down=2, across=2)
+    elif key.weights == 1 and key.rows >= MANY_TILE_ROWS * features.compute_units:
         tile = GemmTile(128, 64, down=4, across=2)
+    elif key.cols >= LONG_COLS:
+        tile = GemmTile(64, 64, down=2, across=2)
     else:
         tile = GemmTile(64, 64, down=2, across=2, split=2)
     while tile.shared_bytes > features.shared_bytes:
@@ -302,6 +316,7 @@ def _with_splits(features: Features, tile: GemmTile, key: TileKey) -> GemmTile:
     if key.heads > 1:  # the kernel adds up the sums of splits of one head
         return tile
     subgroups = ceil_div(key.weights * key.rows, tile.rows) * tile.subgroups
-    wanted = SUBGROUPS_A_UNIT * features.compute_units // subgroups
+    resident = SUBGROUPS_A_UNIT if key.n_x <= 32 else SUBGROUPS_A_UNIT // 2
+    wanted = resident * features.compute_units // subgroups
     longest = key.cols // (STEP_COLS * MIN_STEPS * tile.split)
     return replace(tile, splits=_power_of_two(max(1, min(wanted, longest, MAX_SPLITS))))

@@ -12,7 +12,7 @@ from zinc.gpu.graph import DispatchGraph
 from zinc.gpu.host import Host
 
 IDLE_S = 1.0  # longest pause after which clocks are still steady
-STEADY_S = 0.4  # clocks are steady once no run has been faster for this time
+STEADY_S = 0.6  # clocks are steady once no run has been faster for this time
 MAX_WARM_UP_S = 5.0
 FASTER = 0.97  # a run is faster if it takes less than this share of the fastest one
 
