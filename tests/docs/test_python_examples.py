@@ -48,9 +48,9 @@ def run(code):
     return printed.getvalue()
 
 
-def test_the_page_has_ten_numbered_examples():
+def test_the_page_has_eleven_numbered_examples():
     numbers = [str(example.id).partition(".")[0] for example in EXAMPLES]
-    assert numbers[:10] == [str(n) for n in range(1, 11)]
+    assert numbers[:11] == [str(n) for n in range(1, 12)]
 
 
 @pytest.mark.parametrize(("code", "wanted"), EXAMPLES)

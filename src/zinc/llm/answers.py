@@ -6,9 +6,10 @@ Stop strings end a sequence, so tokens are decoded in the engine's thread, not b
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from zinc.engine.adapters import AdapterUse
 from zinc.engine.engine import Engine
@@ -28,8 +29,10 @@ _CHUNKS_AHEAD = 4
 class Completion:
     """A finished answer.
 
-    finish_reason: "stop" (an end token or stop string), "length" or "cancelled". logprobs: an entry
-    for each token, if the request asked for them.
+    text: with the markers of reasoning and calls. finish_reason: "stop" (an end token or stop
+    string), "length" or "cancelled". logprobs: an entry for each token, if the request asked for
+    them. message: the answer of `chat` as an assistant message of OpenAI's API, with
+    "reasoning_content" and "tool_calls" apart from "content".
     """
 
     text: str
@@ -37,16 +40,31 @@ class Completion:
     finish_reason: str
     timings: Timings
     logprobs: list[Sampled] | None = None
+    message: dict[str, Any] | None = None
+
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """The tool calls of the answer in OpenAI's form, with `arguments` as JSON text.
+
+        Arguments that `max_tokens` cut off are not whole JSON.
+        """
+        calls: list[dict[str, Any]] = (self.message or {}).get("tool_calls", [])
+        return calls
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a streamed answer. The last one has a `finish_reason` and `timings`."""
+    """A piece of a streamed answer.
+
+    The last one has a `finish_reason`, `timings` and, in a conversation, the whole answer as a
+    `message` (see `Completion`).
+    """
 
     text: str
     token_ids: list[int]
     finish_reason: str | None = None
     timings: Timings | None = None
+    message: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +245,14 @@ class Stream(Iterator[Chunk]):
     chunks ahead of the reader, unless it also steps for other requests.
     """
 
-    def __init__(self, worker: EngineWorker, task: StreamTask) -> None:
-        self._worker, self._task = worker, task
+    def __init__(
+        self,
+        worker: EngineWorker,
+        task: StreamTask,
+        read: Callable[[Seq[int]], dict[str, Any]] | None = None,
+    ) -> None:
+        """Iterate over the chunks of `task`. read: returns the tokens of an answer as a message."""
+        self._worker, self._task, self._read = worker, task, read
         self._closed = False
 
     def __next__(self) -> Chunk:
@@ -243,6 +267,8 @@ class Stream(Iterator[Chunk]):
             raise StopIteration
         if may_wait:
             self._worker.wake()
+        if chunk.finish_reason is not None and self._read is not None:
+            return replace(chunk, message=self._read(self._task.sequences[0].generated))
         return chunk
 
     def close(self) -> None:

@@ -327,6 +327,12 @@ def _with_text(message: Mapping[str, Any], where: str, template: ChatTemplate) -
     return {**message, "content": parts}
 
 
+def has_text_content(message: Mapping[str, Any]) -> bool:
+    """Return whether the content of a message is text, parts of text, or missing."""
+    content = message.get("content")
+    return content is None or isinstance(content, str) or _is_text(content)
+
+
 def _is_text(content: object) -> bool:
     """Return whether the content of a message is a list of parts that are all text."""
     if not isinstance(content, Sequence) or isinstance(content, str | bytes):

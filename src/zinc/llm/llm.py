@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast, overload
 
@@ -67,6 +68,7 @@ from zinc.llm.arguments import (
     take_sampling,
     with_text,
 )
+from zinc.llm.conversation import ChatPrompt, has_calls, is_openai_form
 from zinc.llm.model_text import ModelText
 from zinc.models.parts.context import RopeScaling
 from zinc.models.parts.projection import projection
@@ -328,14 +330,19 @@ class LLM:
     ) -> Completion:
         """Answer a conversation: a list of messages with "role" and "content".
 
-        constraint, lora: as in `generate`. arguments: fields of SamplingParams, instead of `params`
-        or to override it, and arguments of the model's template (`enable_thinking`, ...). Raises
-        RequestError for a malformed message, UnsupportedError for an image or other media, and
-        TemplateError if the model has no template or the template refuses the messages.
+        tools: functions that the model may call, in the form of OpenAI's API. The calls are in
+        `Completion.tool_calls`. If the template has no place for tools, the system prompt describes
+        them. constraint, lora: as in `generate`. arguments: fields of SamplingParams, instead of
+        `params` or to override it, and arguments of the model's template (`enable_thinking`, ...).
+
+        Raises RequestError for a malformed message, UnsupportedError for an image or other media,
+        and TemplateError if the model has no template or the template refuses the messages.
         """
         params = sampling_params(params, take_sampling(arguments, self.template), self.sampling)
-        ids = self.render(messages, tools=tools, **arguments)
-        return self._complete([self._request(ids, params, constraint, thinking, lora)])[0]
+        prompt = self._prompt(messages, tools, arguments)
+        request = self._request(prompt.ids, params, constraint, thinking, lora)
+        answer = self._complete([request])[0]
+        return replace(answer, message=prompt.message(answer.token_ids, params.stop))
 
     def stream(
         self,
@@ -350,14 +357,16 @@ class LLM:
     ) -> Stream:
         """Return an iterator of the answer's chunks, which arrive while the answer grows.
 
-        A list of messages is rendered by the model's template; `arguments` are those of `chat`.
-        Each step of a long prompt yields a chunk without text. Closing or dropping the iterator
-        cancels the request.
+        A list of messages is rendered by the model's template; `tools` and `arguments` are those of
+        `chat`. Each step of a long prompt yields a chunk without text. Closing or dropping the
+        iterator cancels the request.
         """
         template = self.template if is_conversation(prompt) else None
         params = sampling_params(params, take_sampling(arguments, template), self.sampling)
+        read: Callable[[Seq[int]], dict[str, Any]] | None = None
         if template is not None:
-            prompt = self.render(cast(Messages, prompt), tools=tools, **arguments)
+            rendered = self._prompt(cast(Messages, prompt), tools, arguments)
+            prompt, read = rendered.ids, partial(rendered.message, stop=params.stop)
         elif not is_one_prompt(prompt) and len(prompt) > 0:
             raise RequestError(
                 "a stream has one prompt", "several were given", "call stream for each of them"
@@ -367,7 +376,7 @@ class LLM:
         task = StreamTask(request, self.tokenizer)
         worker = self.model.worker
         worker.start(task)
-        return Stream(worker, task)
+        return Stream(worker, task, read)
 
     def render(
         self,
@@ -387,14 +396,32 @@ class LLM:
         `add_generation_prompt=False` it ends after the last message. Control tokens that are
         spelled out in messages, tools or variables stay text.
 
+        Conversations with tools are adapted to the template as in the server: arguments of calls
+        may be JSON text or a dict, and a template without a place for tools gets them as text.
+
         Raises TemplateError if the model has no template or the template fails. Raises RequestError
         for a malformed message, contradicting switches, or variables that are not plain data, and
         UnsupportedError for an image or other media.
         """
-        check_messages(messages, self.template)
+        return self._prompt(messages, tools, template_args).ids
+
+    def _prompt(
+        self,
+        messages: Messages,
+        tools: Seq[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> ChatPrompt:
+        """Return a conversation as a prompt. Raises as `render` does."""
+        template, format = self.template, self.template.format
+        check_messages(messages, template)
         check_tools(tools)
-        messages = self.settings.conversation(with_text(messages, self.template))
-        return self.template.encode(self.tokenizer, messages, tools=tools, **template_args)
+        messages = self.settings.conversation(with_text(messages, template))
+        if tools or has_calls(messages):
+            style = self._text.style(for_tools=bool(tools))
+            template, format = style.template, style.format
+            if is_openai_form(messages) or (tools and not style.traits.tools):
+                messages = style.prepare(messages, tools or ())
+        return ChatPrompt.of(self.tokenizer, template, format, messages, tools, variables)
 
     def _request(
         self,

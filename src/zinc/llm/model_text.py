@@ -5,17 +5,20 @@ Each part is built when it is first used, once, by whichever thread asks first.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, TypeAlias, TypeVar, cast
 
+from zinc.chat.style import ChatStyle
 from zinc.chat.template import ChatTemplate
 from zinc.engine.sampling import breaker_sequences
 from zinc.engine.structured import Grammars
 from zinc.formats.gguf import GGUFFile
 from zinc.tokenizer import Tokenizer
 
+log = logging.getLogger("zinc.chat")
 T = TypeVar("T")
 _Breakers: TypeAlias = Callable[[tuple[str, ...]], tuple[tuple[int, ...], ...]]
 
@@ -67,6 +70,19 @@ class ModelText:
     def template(self) -> ChatTemplate:
         """The chat template. Raises TemplateError if the model has none."""
         return self._once("template", lambda: ChatTemplate.from_tokenizer(self.tokenizer))
+
+    def style(self, for_tools: bool) -> ChatStyle:
+        """Return the chat style, or that of conversations with tools.
+
+        Raises TemplateError if the model has no template.
+        """
+        return self._once(f"style {for_tools}", lambda: self._make_style(for_tools))
+
+    def _make_style(self, for_tools: bool) -> ChatStyle:
+        style = ChatStyle.of(self.tokenizer, for_tools)
+        if for_tools and style.tools_note:
+            log.warning("%s; `chat_template=` sets another one", style.tools_note)
+        return style
 
     @property
     def grammars(self) -> Grammars:

@@ -158,14 +158,15 @@ def test_tools_are_described_if_a_template_has_no_place_for_them(
         text = prompt(server, [*HELLO, message, result], tools=[WEATHER])
         assert "<tool_response>\nrain\n</tool_response>" in text
         assert text.count("<tool_call>") == 2  # in the description, and the model's
-    assert caplog.text.count("its chat template has no place for tools") == 1
+        assert prompt(server, [*HELLO, message, result]).count("<tool_call>") == 1
+    assert caplog.text.count("the chat template has no place for tools") == 1
 
 
 def test_tools_without_a_place_or_a_form_are_noted(caplog: pytest.LogCaptureFixture):
     source = "{# <|python_tag|> #}{% for m in messages %}{{ m.content }};{% endfor %}"
     with running(load=replace(LOAD, chat_template=source)) as server:
         assert prompt(server, tools=[WEATHER]) == "Hello;"
-    assert "it is not told of them" in caplog.text
+    assert "the model does not see them" in caplog.text
 
 
 def test_templates_that_read_parts_get_parts():

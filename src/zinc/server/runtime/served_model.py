@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 
-from zinc.chat.format import ChatFormat
-from zinc.chat.formats import detect
-from zinc.chat.template import ChatTemplate
-from zinc.chat.tool_text import format_for_tools
-from zinc.chat.traits import TemplateTraits
+from zinc.chat.style import ChatStyle
 from zinc.engine.limits import check_generates
 from zinc.llm import LLM
 from zinc.server.errors import ApiError
@@ -70,19 +65,6 @@ class ServedModel:
                 code="no_chat_template",
             )
         if for_tools not in self._styles:
-            template = ChatTemplate.from_tokenizer(self.tokenizer, for_tools=for_tools)
-            template.name = self.name  # clients must not see the path of the file
-            traits, format = TemplateTraits.of(template), detect(template.source)
-            if for_tools and not traits.tools:
-                format = format_for_tools(format)
-            self._styles[for_tools] = ChatStyle(template, traits, format)
+            # By name, because clients must not see the path of the file.
+            self._styles[for_tools] = ChatStyle.of(self.tokenizer, for_tools, self.name)
         return self._styles[for_tools]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatStyle:
-    """A chat template, the form of messages it accepts, and the format of answers."""
-
-    template: ChatTemplate
-    traits: TemplateTraits
-    format: ChatFormat

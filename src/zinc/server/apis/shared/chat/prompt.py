@@ -101,23 +101,12 @@ def _render(model: ServedModel, request: ChatRequest, limit: int) -> Prompt:
     """Return the prompt of all messages of `request`; raises as `prompt_of` does."""
     arguments = _template_variables(request.template_args)
     style = model.chat_style(for_tools=bool(request.tools))
-    if request.tools and not style.traits.tools:  # clients with tools send them to every model
-        model.note(
-            "its chat template has no place for tools, so "
-            + (
-                "the system prompt describes them"
-                if style.format.text
-                else "it is not told of them"
-            )
-            + "; --chat-template sets another one"
-        )
+    if request.tools and style.tools_note:  # clients with tools send them to every model
+        model.note(f"{style.tools_note}; --chat-template sets another one")
     tokenizer = model.tokenizer
     try:
-        prepared = prepare(
-            model.llm.settings.conversation(request.messages),
-            style.traits,
-            request.tools or (),
-            style.format.text,
+        prepared = style.prepare(
+            model.llm.settings.conversation(request.messages), request.tools or ()
         )
     except (RequestError, UnsupportedError) as error:
         raise _invalid_message(request, style.traits, error) from None
