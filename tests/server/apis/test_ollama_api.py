@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 from serving import MODEL, Running, running, wait_for
 
+from zinc.chat.events import Answer, Call, CallArguments, CallEnd, CallStart
+from zinc.server.apis.ollama.chat import Reply, whole_message
 from zinc.server.apis.ollama.common import keep_alive_seconds
 from zinc.server.apis.ollama.messages import Message, plain_messages
+from zinc.server.apis.shared.chat.answer import Piece
 from zinc.server.errors import ApiError
 
 HELLO = [{"role": "user", "content": "Say hello."}]
 GREEDY = {"temperature": 0, "num_predict": 8}
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -215,6 +218,51 @@ def test_a_negative_keep_alive_keeps_the_model_loaded(value: Any) -> None:
 def test_other_texts_are_no_durations(value: str) -> None:
     with pytest.raises(ApiError, match="keep_alive"):
         keep_alive_seconds(value)
+
+
+def test_a_call_that_the_token_limit_cuts_off_is_left_out(server: Running) -> None:
+    asked = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    function = {**TOOL["function"], "name": "get_weather"}
+    function["description"] = "Get the weather of a city"
+    function["parameters"] = {**function["parameters"], "required": ["city"]}
+    tools = [{"type": "function", "function": function}]
+    body = {"messages": asked, "tools": tools, "options": {"temperature": 0, "num_predict": 16}}
+    whole = ask(server, "/api/chat", {**body, "stream": False})
+    assert whole["message"] == {"role": "assistant", "content": ""}
+    *rows, last = stream_lines(server, "/api/chat", body)
+    assert [row["message"] for row in (*rows, last) if "tool_calls" in row["message"]] == []
+    assert "".join(row["message"]["content"] for row in (*rows, last)) == ""
+    assert whole["done_reason"] == last["done_reason"] == "length"
+    body["options"]["num_predict"] = 100
+    (call,) = ask(server, "/api/chat", {**body, "stream": False})["message"]["tool_calls"]
+    assert call["function"] == {"index": 0, "name": "get_weather", "arguments": {"city": "Oslo"}}
+
+
+def test_a_call_that_is_not_valid_becomes_content() -> None:
+    calls = [
+        Call("a", "f", '{"x": 1', False, '<tool_call>{"x": 1!</tool_call>'),
+        Call("b", "g", "", True, "<tool_call>g</tool_call>"),
+    ]
+    complete = {"function": {"index": 0, "name": "g", "arguments": {}}}
+    assert whole_message(Answer("Hm.", "", calls), "stop") == {
+        "role": "assistant",
+        "content": 'Hm.<tool_call>{"x": 1!</tool_call>',
+        "tool_calls": [complete],
+    }
+    reply = Reply(None, None)  # type: ignore[arg-type]
+    events = [
+        event
+        for i, call in enumerate(calls)
+        for event in (
+            CallStart(i, call.id, call.name),
+            CallArguments(i, call.arguments),
+            CallEnd(i, call.complete, call.source),
+        )
+    ]
+    messages = [reply.message(Piece(event)) for event in events]
+    assert [m["tool_calls"] for m in messages if m is not None] == [[complete]]
+    assert reply.unparsed("stop") == calls[0].source
+    assert reply.unparsed("length") == ""
 
 
 def test_results_of_tools_get_the_ids_of_their_calls() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from zinc.chat.events import CallArguments, CallEnd, CallStart, Content, Reasoning
+from zinc.chat.events import Answer, CallArguments, CallEnd, CallStart, Content, Reasoning
 from zinc.engine.sampling import Sampled
 from zinc.server.apis.ollama.common import (
     OLLAMA,
@@ -62,13 +62,7 @@ async def chat(service: Service, request: Request) -> Response:
         reply = Reply(model, chat_request)
         found = await answers[0].collect()
         record_answers(request, [(found.finished.reason, found.finished.timings)])
-        message: dict[str, Any] = {"role": "assistant", "content": found.answer.content}
-        if found.answer.reasoning:
-            message["thinking"] = found.answer.reasoning
-        if found.answer.calls:
-            message["tool_calls"] = [
-                tool_call(i, call.name, call.arguments) for i, call in enumerate(found.answer.calls)
-            ]
+        message = whole_message(found.answer, found.finished.reason)
         keep(service, model, seconds)
         return reply.row(message, found.tokens) | reply.end(found.finished, clock)
 
@@ -79,7 +73,8 @@ async def chat(service: Service, request: Request) -> Response:
             if isinstance(item, Finished):
                 record_answers(request, [(item.reason, item.timings)])
                 keep(service, model, seconds)
-                yield line(reply.row({"role": "assistant", "content": ""}) | reply.end(item, clock))
+                last = {"role": "assistant", "content": reply.unparsed(item.reason)}
+                yield line(reply.row(last) | reply.end(item, clock))
             elif (message := reply.message(item)) is not None:
                 yield line({**reply.row(message, item.tokens), "done": False})
 
@@ -100,12 +95,37 @@ def to_request(fields: OllamaChatFields) -> ChatRequest:
     )
 
 
+def whole_message(answer: Answer, reason: str) -> dict[str, Any]:
+    """Return a whole answer as a message. reason: why it ended."""
+    broken = [call.source for call in answer.calls if not call.complete]
+    content = answer.content + unparsed_text(broken, reason)
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if answer.reasoning:
+        message["thinking"] = answer.reasoning
+    complete = [call for call in answer.calls if call.complete]
+    if complete:
+        message["tool_calls"] = [
+            tool_call(i, call.name, call.arguments) for i, call in enumerate(complete)
+        ]
+    return message
+
+
+def unparsed_text(calls: Sequence[str], reason: str) -> str:
+    """Return the text of calls that are not valid, which becomes content.
+
+    A call that the token limit cuts off is left out, as in Ollama; `done_reason` tells.
+    """
+    return "" if reason == "length" else "\n".join(calls)
+
+
 class Reply:
     """Builder of the rows of an answer. Calls are sent whole, when their arguments are complete."""
 
     def __init__(self, model: ServedModel, chat_request: ChatRequest) -> None:
         self._model, self._asked = model, chat_request
         self._calls: dict[int, tuple[str, str]] = {}  # name and arguments so far
+        self._n_sent = 0
+        self._broken: list[str] = []
 
     def row(self, message: dict[str, Any], tokens: Sequence[Sampled] = ()) -> dict[str, Any]:
         """Return a row with `message`, and the log-probabilities of `tokens` if requested."""
@@ -132,16 +152,20 @@ class Reply:
             case CallArguments(index, text):
                 name, arguments = self._calls[index]
                 self._calls[index] = (name, arguments + text)
-            case CallEnd(index):
-                call = tool_call(index, *self._calls.pop(index))
+            case CallEnd(index, True):
+                call = tool_call(self._n_sent, *self._calls.pop(index))
+                self._n_sent += 1
                 return {"role": "assistant", "content": "", "tool_calls": [call]}
+            case CallEnd(_, False, source):
+                self._broken.append(source)
         return None
+
+    def unparsed(self, reason: str) -> str:
+        """Return the content of the last row (see `unparsed_text`)."""
+        return unparsed_text(self._broken, reason)
 
 
 def tool_call(index: int, name: str, arguments: str) -> dict[str, Any]:
-    """Return a call in Ollama's form; arguments that were cut off become an empty object."""
-    try:
-        value = json.loads(arguments or "{}")
-    except ValueError:
-        value = {}
+    """Return a complete call in Ollama's form."""
+    value = json.loads(arguments or "{}")
     return {"function": {"index": index, "name": name, "arguments": value}}
