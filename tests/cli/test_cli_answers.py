@@ -340,6 +340,8 @@ def test_chat_remembers_and_forgets(backend, llm, capsys):
     chat.take("/clear")
     assert chat.take("")
     assert len(chat.messages) == 1
+    assert chat.take("/?")
+    assert "/save FILE" in capsys.readouterr().out
     for word in ("/exit", "/quit", "/bye"):
         assert not chat.take(word)
 

@@ -193,10 +193,35 @@ def test_wrong_usage_ends_with_2(zinc, argv):
         (["runn", "a"], "there is no command 'runn'; did you mean run? See `zinc --help`.\n"),
         (["lsit"], "there is no command 'lsit'; did you mean list? See `zinc --help`.\n"),
         (["frobnicate"], "there is no command 'frobnicate'. See `zinc --help`.\n"),
+        (
+            ["stop", "qwen3:8b"],
+            "no command 'stop': `zinc serve --ttl SECONDS` unloads models that are idle. "
+            "See `zinc --help`.\n",
+        ),
+        (
+            ["create", "pirate", "-f", "Modelfile"],
+            "no command 'create': a Modelfile is a model: `zinc run ./Modelfile`. "
+            "See `zinc --help`.\n",
+        ),
+        (["help", "lsit"], "there is no command 'lsit'; did you mean list? See `zinc --help`.\n"),
     ],
 )
 def test_wrong_usage_says_what_to_do(zinc, argv, said):
     assert zinc(*argv).err.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("argv", "own"),
+    [
+        (["ls", "--json"], ["list", "--json"]),
+        (["help"], ["--help"]),
+        (["help", "ls"], ["list", "--help"]),
+        (["help", "run"], ["run", "--help"]),
+        (["-v"], ["--version"]),
+    ],
+)
+def test_a_command_of_another_program_is_that_of_zinc(zinc, argv, own):
+    assert zinc(*argv) == zinc(*own)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ KNOWN = {
     "--model",
     "--system",
     "--seed",
+    "--stats",
     "--stop",
 }
 
@@ -36,6 +37,7 @@ KNOWN = {
         (["-hf", "org/repo:Q4_K_M"], ["--model", "org/repo:Q4_K_M"]),
         (["-r", "User:", "-r", "Q:"], ["--stop", "User:", "--stop", "Q:"]),
         (["-md", "small.gguf"], ["--draft", "small.gguf"]),
+        (["--verbose", "Hi"], ["--stats", "Hi"]),
         (["-sys", "Be brief."], ["--system", "Be brief."]),
         (["--", "--ctx-size", "5"], ["--", "--ctx-size", "5"]),
         (["-p", "x", "--", "y"], ["x", "--", "y"]),

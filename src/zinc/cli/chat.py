@@ -133,7 +133,7 @@ class Chat:
     def _command(self, name: str, argument: str) -> bool:
         argument = argument.strip()
         match name:
-            case "/help":
+            case "/help" | "/?":
                 print(HELP)
             case "/clear":
                 self._restart(self.system)

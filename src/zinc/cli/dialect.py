@@ -1,9 +1,11 @@
-"""Options of llama.cpp and Ollama under the names that they have there.
+"""Commands and options of llama.cpp and Ollama under the names that they have there.
 
 `translate` rewrites a command line before it is parsed. An option that zinc has under another name
 is renamed, one that cannot change anything here is left out with a note, and one whose effect zinc
 does not have is an error of the parser. Options that a command has under the same name are never
 touched.
+
+`ls` is a command, as in Ollama. For other commands that zinc lacks, `instead` says what to do.
 """
 
 from __future__ import annotations
@@ -14,6 +16,21 @@ from dataclasses import dataclass, field
 
 from zinc.cli.argtypes import UsageError
 
+ALIASES = {"ls": "list"}
+_INSTEAD = {
+    **dict.fromkeys(("remove", "delete"), "`zinc rm MODEL` deletes a model"),
+    "download": "`zinc pull MODEL` downloads a model",
+    "models": "`zinc list` lists the models",
+    "info": "`zinc show MODEL` describes a model",
+    **dict.fromkeys(("create", "cp"), "a Modelfile is a model: `zinc run ./Modelfile`"),
+    "push": "zinc downloads models, but uploads none",
+    "stop": "`zinc serve --ttl SECONDS` unloads models that are idle",
+    "version": "`zinc --version` prints the version",
+    **dict.fromkeys(("quantize", "convert"), "zinc runs GGUF files as they are"),
+    **dict.fromkeys(
+        ("embed", "embedding", "rerank"), "`zinc serve` has endpoints for it, and `LLM` methods"
+    ),
+}
 POSITIONAL = ""  # in place of an option's name: the value is an argument without an option
 
 
@@ -71,6 +88,7 @@ OPTIONS: dict[str, Foreign] = {
     "-dev": Foreign("--device"),
     **dict.fromkeys(("-ts", "--tensor-split"), Foreign("--shares")),
     **dict.fromkeys(("-sm", "--split-mode"), Foreign("--split")),
+    "--verbose": Foreign("--stats", values=0),
     "--repetition-penalty": Foreign("--repeat-penalty"),
     "--keepalive": Foreign("--ttl"),
     "-to": Foreign("--grace"),
@@ -98,6 +116,11 @@ class Translated:
     notes: list[str] = field(default_factory=list)
 
 
+def instead(command: str) -> str:
+    """Return what to do in place of another program's `command`, or nothing."""
+    return _INSTEAD.get(command, "")
+
+
 def translate(words: Sequence[str], known: Collection[str]) -> Translated:
     """Translate the words after a command's name.
 
@@ -123,7 +146,7 @@ def translate(words: Sequence[str], known: Collection[str]) -> Translated:
             found.notes.append(f"{name} has no effect: {option.why}")
         elif option.own == POSITIONAL:
             positional += values
-        elif option.repeats:
+        elif option.repeats or not values:
             found.words += [option.own, *values]
         else:
             _check(given, option.own, name, values[0])

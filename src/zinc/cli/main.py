@@ -16,7 +16,7 @@ from typing import Protocol, cast
 from zinc import __version__
 from zinc.cli import parsed
 from zinc.cli.argtypes import UsageError
-from zinc.cli.dialect import translate
+from zinc.cli.dialect import ALIASES, instead, translate
 from zinc.cli.parser import Parser, nearest, usage_error
 from zinc.cli.streams import standard_streams
 from zinc.core import env
@@ -71,7 +71,7 @@ def build_parser(selected: str | None = None) -> Parser:
         epilog=_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"zinc {__version__}")
+    parser.add_argument("-v", "--version", action="version", version=f"zinc {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         if selected in COMMANDS and name != selected:
@@ -122,10 +122,11 @@ def _main(argv: list[str]) -> int:
         build_parser("").print_help(sys.stderr)
         print("\nzinc: error: name a COMMAND", file=sys.stderr)
         return USAGE
+    if argv[0] == "help":
+        argv = [*argv[1:2], "--help"]
+    argv = [ALIASES.get(argv[0], argv[0]), *argv[1:]]
     if argv[0] not in COMMANDS and not argv[0].startswith("-"):
-        near = nearest(argv[0], COMMANDS)
-        what = f"there is no command {argv[0]!r}" + (f"; did you mean {near}?" if near else "")
-        sys.stderr.write(usage_error("zinc", what, see_help=True))
+        sys.stderr.write(usage_error("zinc", _no_command(argv[0]), see_help=True))
         return USAGE
     # If `selected` is no command, the parser reports it without importing any.
     parser = build_parser(argv[0])
@@ -142,6 +143,15 @@ def _main(argv: list[str]) -> int:
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else USAGE
     return _run(args)
+
+
+def _no_command(name: str) -> str:
+    """Return the error for a command that zinc does not have."""
+    what = f"there is no command {name!r}"
+    if hint := instead(name):
+        return f"{what}: {hint}"
+    near = nearest(name, COMMANDS)
+    return f"{what}; did you mean {near}?" if near else what
 
 
 def _translated(argv: list[str], parser: Parser) -> list[str]:
