@@ -81,6 +81,31 @@ def test_enter_on_a_phone_starts_a_new_line(open_tab: OpenTab, script: Script) -
     expect(phone.get_by_role("button", name="Hide conversations")).to_be_focused()
 
 
+def test_deleting_the_open_chat_on_a_phone_leaves_the_list_open(
+    open_tab: OpenTab, script: Script
+) -> None:
+    phone = open_tab(script.url, **PHONE)
+    for text in ("One", "Two"):
+        script.say(*answer(text))
+        phone.fill("#prompt", text)
+        phone.tap("#send")
+        wait_answered(phone)
+        if text == "One":
+            phone.tap("#new-chat-short")
+    sidebar, rows = phone.locator("#sidebar"), phone.locator("#conversations li")
+    phone.tap("#show-sidebar")
+    expect(rows).to_have_count(2)
+    phone.get_by_role("button", name="Delete Two").tap()
+    expect(rows).to_have_count(1)
+    expect(sidebar).to_be_visible()
+    expect(phone.locator("#thread .message")).to_have_count(0)
+    phone.get_by_role("button", name="Undo").tap()
+    expect(rows).to_have_count(2)
+    expect(sidebar).to_be_visible()
+    phone.get_by_role("button", name="One", exact=True).tap()
+    expect(sidebar).not_to_be_visible()
+
+
 def test_wide_formulas_scroll_separately(open_tab: OpenTab, script: Script) -> None:
     tab = open_tab(script.url, **PHONE)
     wide = " + ".join(f"x_{{{i}}}" for i in range(20))

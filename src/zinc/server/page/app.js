@@ -98,6 +98,12 @@ export class App {
 
   open(conversation) {
     if (conversation === this.current) return;
+    this.show(conversation);
+    this.onOpen?.();
+  }
+
+  /** Shows a conversation; unlike `open`, it leaves the sidebar open on a narrow screen. */
+  show(conversation) {
     this.current = conversation;
     const kept = this.conversations.has(conversation.id);
     const address = kept ? `#${conversation.id}` : location.pathname + location.search;
@@ -106,7 +112,6 @@ export class App {
     }
     this.thread.clear();
     this.draw();
-    this.onOpen?.();
   }
 
   // -- drawing ------------------------------------------------------------------------------------
@@ -342,13 +347,13 @@ export class App {
     const { id } = conversation;
     this.generations.get(id)?.stop();
     this.conversations.delete(id);
-    if (this.current === conversation) this.open(this.blank());
+    if (this.current === conversation) this.show(this.blank());
     else this.draw();
     await this.store.remove(id);
     toast(`Deleted “${titleOf(conversation)}”.`, ["Undo", () => {
       this.conversations.set(id, conversation);
       this.save(conversation);
-      this.open(conversation);
+      this.show(conversation);
     }]);
   }
 
