@@ -308,8 +308,8 @@ def test_a_damaged_table_is_one_warning_and_the_formulas(
     assert "is damaged and not used" in record.getMessage()
 
 
-def test_a_table_keeps_what_was_refused(cache: Path) -> None:
-    rows = {KEY: Row(TILE, 1.5, 2.5, 7, [(replace(TILE, deep=2), "it was wrong")])}
+def test_a_table_keeps_what_was_refused_and_timed(cache: Path) -> None:
+    rows = {KEY: Row(None, 1.5, 2.5, 7, [(replace(TILE, deep=2), "it was wrong")], {TILE: 1.25})}
     path = write_table(rows)
     assert TileTable.read(path, CUDA_TILINGS).rows == rows
 

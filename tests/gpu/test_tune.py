@@ -251,6 +251,38 @@ def test_a_budget_leaves_products_for_the_next_run(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_budget_ends_within_a_product_and_the_next_run_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, path = emulated.backend(), tmp_path / "tiles.json"
+    given, clock, ran = one_row(backend), [0.0], []
+
+    class Runs:
+        """Runs of a second each."""
+
+        def compile(self, tiles: list[object]) -> None:
+            pass
+
+        def error(self, tile: object) -> str:
+            clock[0] += 1
+            ran.append(tile)
+            return ""
+
+        def seconds(self, tile: object, repeats: int) -> float:
+            return 1.0
+
+    monkeypatch.setattr(search, "MAX_TRIED", 8)
+    monkeypatch.setattr(run, "Trial", lambda *_: Runs())
+    monkeypatch.setattr(run, "monotonic", lambda: clock[0])
+    first = backend.tune(given, path, 3, no_progress)
+    assert (first.products, first.n_left, len(ran)) == ((), 1, 3)
+    (row,) = TileTable.read(path, backend.kernel_set.tilings).rows.values()
+    assert list(row.timed) == ran
+    second = backend.tune(given, path, 100, no_progress)
+    assert (second.products[0].n_tried, second.n_left) == (8, 0)
+    assert len(ran) == len(set(ran)) == 8
+
+
 def test_what_was_found_before_the_device_was_lost_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,12 +290,13 @@ def test_what_was_found_before_the_device_was_lost_is_kept(
     given = plans(backend, *QUICK)
     ran: list[object] = []
 
-    def made_up(self: Search) -> None:
+    def made_up(self: Search) -> bool:
         ran.append(self._product.key)
         if len(ran) == 2:
             self._row.refused.append((self._product.default, "a kernel failed"))
             raise DeviceLostError("CUDA", "a kernel failed")
         self._row.tile = self._product.default
+        return True
 
     monkeypatch.setattr(Search, "run", made_up)
     monkeypatch.setattr(run, "Trial", lambda *_: None)

@@ -74,6 +74,34 @@ def test_a_search_finds_the_fastest_tile_and_tries_none_twice() -> None:
     assert not row.refused
 
 
+def search_for(runs: MadeUpRuns, row: Row, n_tiles: int) -> bool:
+    """Search until `n_tiles` have run, and return whether the search is complete."""
+    end = len(runs.ran) + n_tiles
+    product = Product(KEY, None, Bucket(1, 1, 1, 256), DEFAULT)  # type: ignore[arg-type]
+    return Search(
+        product, TILINGS["matvec"], FEATURES, runs, row, lambda: len(runs.ran) >= end
+    ).run()
+
+
+@pytest.mark.parametrize("n_tiles", [1, 3, 10])
+def test_a_search_continues_where_its_time_was_up(n_tiles: int) -> None:
+    whole, row, runs = found(MadeUpRuns(scale=10)), Row(), MadeUpRuns(scale=10)
+    n_searches = 1
+    while not search_for(runs, row, n_tiles):
+        assert row.tile is None
+        assert len(row.timed) == len(runs.ran) == n_searches * n_tiles
+        n_searches += 1
+    assert (row.tile, row.us, row.timed) == (whole.tile, whole.us, {})
+    assert len(runs.ran) == len(set(runs.ran)) == row.n_tried <= MAX_TRIED
+    assert n_searches > 1
+
+
+def test_a_search_without_time_measures_nothing() -> None:
+    row, runs = Row(), MadeUpRuns()
+    assert not search_for(runs, row, 0)
+    assert (row, runs.ran) == (Row(), [])
+
+
 def test_the_tile_of_the_formula_wins_a_tie() -> None:
     assert found(MadeUpRuns(scale=0.1)).tile == DEFAULT
 
@@ -103,6 +131,7 @@ def test_a_search_goes_on_without_the_tile_that_lost_the_device() -> None:
         found(MadeUpRuns(lost=[BEST], scale=10), row)
     assert row.refused[-1][0] == BEST
     assert row.tile is None
+    assert row.timed
     runs = MadeUpRuns(lost=[BEST], scale=10)
     assert found(runs, row).tile not in (BEST, None)
 

@@ -31,8 +31,8 @@ class TunedProduct:
 class TuneReport:
     """The products of a search, and the file of their tiles.
 
-    n_left: products for which there was no time. skipped: products that do not fit in the memory of
-    the device, each with the reason.
+    n_left: products that are not complete because the time was up. skipped: products that do not
+    fit in the memory of the device, each with the reason.
     """
 
     path: Path
@@ -60,8 +60,9 @@ class Tunable(Protocol):
         """Search for the fastest tiles of the products of `plans`, and write them to a table.
 
         path: the table, by default the device's in the cache folder. Products that it has are not
-        searched again. budget_s: seconds after which no other product is begun. progress: called
-        with the number of finished products and the number of all. The table is written after each
-        product, so an error loses no finished one. Raises DeviceError or RequestError.
+        searched again. budget_s: seconds after which the search stops, at most a few seconds later.
+        progress: called with the number of finished products and the number of all. The table is
+        written after each product, and when the search stops or fails; the next search continues
+        with the tiles that were not measured. Raises DeviceError or RequestError.
         """
         ...

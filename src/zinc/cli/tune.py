@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=argtypes.count,
         metavar="SECONDS",
-        help="start no further product after this time (default: tune all products)",
+        help="stop after this time; the next run continues (default: tune all products)",
     )
     parser.add_argument(
         "--output",

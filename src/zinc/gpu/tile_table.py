@@ -51,7 +51,8 @@ class Row:
 
     tile: the fastest tile, None if the search is not complete. us, default_us: microseconds of the
     product with it, and with the formula's tile. n_tried: tiles that ran. refused: tiles that
-    did not, or whose results were wrong, each with the reason.
+    did not, or whose results were wrong, each with the reason. timed: microseconds with each tile
+    that an incomplete search has timed, from which it continues.
     """
 
     tile: Any = None
@@ -59,6 +60,7 @@ class Row:
     default_us: float = 0.0
     n_tried: int = 0
     refused: list[tuple[Any, str]] = field(default_factory=list)
+    timed: dict[Any, float] = field(default_factory=dict)
 
 
 class TileTable:
@@ -141,6 +143,7 @@ def _product(key: TileKey, row: Row) -> dict[str, Any]:
         "default_us": row.default_us,
         "tried": row.n_tried,
         "refused": [{"tile": asdict(tile), "why": why} for tile, why in row.refused],
+        "timed": [{"tile": asdict(tile), "us": us} for tile, us in row.timed.items()],
     }
 
 
@@ -155,6 +158,8 @@ def _row(given: Mapping[str, Any], tilings: Mapping[str, Tiling]) -> tuple[TileK
         float(given["default_us"]),
         int(given["tried"]),
         [(_tile(kind, each["tile"]), str(each["why"])) for each in given["refused"]],
+        # Tables of before have none.
+        {_tile(kind, each["tile"]): float(each["us"]) for each in given.get("timed", ())},
     )
     return key, row
 

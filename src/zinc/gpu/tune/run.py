@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -36,22 +37,21 @@ def tune(
 ) -> TuneReport:
     """Fill the table of `tuner` for `plans`; see `zinc.backends.tuning.Tunable.tune`."""
     found = products(tuner.kernels, plans, tuner.features)
-    until = None if budget_s is None else monotonic() + budget_s
-    n_left, skipped = 0, {}
+    until = math.inf if budget_s is None else monotonic() + budget_s
+    left: set[TileKey] = set()
+    skipped = {}
     for number, product in enumerate(found):
         progress(number, len(found))
         if tuner.has(product.key):
             continue
-        if until is not None and monotonic() >= until:
-            n_left += 1
-            continue
         try:
-            tuner.search(product)
+            if monotonic() >= until or not tuner.search(product, until):
+                left.add(product.key)
         except MemoryLimitError as error:
             skipped[str(product.key)] = error.why or error.what
     rows = tuner.table.rows
-    reported = [_reported(x.key, rows[x.key]) for x in found if x.key in rows]
-    return TuneReport(tuner.path, tuple(reported), n_left, tuple(skipped.items()))
+    reported = [_reported(x.key, rows[x.key]) for x in found if x.key in rows.keys() - left]
+    return TuneReport(tuner.path, tuple(reported), len(left), tuple(skipped.items()))
 
 
 class Tuner:
@@ -79,10 +79,12 @@ class Tuner:
         """Return whether the table has a tile for `key`."""
         return key in self.table.rows and self.table.rows[key].tile is not None
 
-    def search(self, product: Product) -> None:
+    def search(self, product: Product, until: float = math.inf) -> bool:
         """Search for the tile of a product, and write the table.
 
-        Raises MemoryLimitError, RequestError, or DeviceError if the device was lost.
+        until: a time of `monotonic`, after which the search stops. Returns whether it is complete;
+        otherwise the table has the times of the tiles that were tried, and a later search continues
+        from there. Raises MemoryLimitError, RequestError, or DeviceError if the device was lost.
         """
         if self._weights is None or self._weights.launch != product.launch:
             self._weights = None  # frees its memory first
@@ -91,7 +93,9 @@ class Tuner:
         row = self.table.rows.setdefault(product.key, Row())
         tiling = self.kernels.tilings[product.key.kernel]
         try:
-            Search(product, tiling, self.features, trial, row).run()
+            return Search(
+                product, tiling, self.features, trial, row, lambda: monotonic() >= until
+            ).run()
         except DeviceLostError as error:
             raise DeviceError(
                 f"the device was lost in the search for the tile of {product.key}",

@@ -38,35 +38,47 @@ class Runs(Protocol):
 class Search:
     """The search for a tile of `product`, which fills `row`.
 
-    Tiles that `row` refuses already are not tried.
+    Tiles that `row` refuses or has timed already are not tried. is_over: returns whether the time
+    for the search is up.
     """
 
     def __init__(
-        self, product: Product, tiling: Tiling, features: Features, runs: Runs, row: Row
+        self,
+        product: Product,
+        tiling: Tiling,
+        features: Features,
+        runs: Runs,
+        row: Row,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self._product, self._tiling, self._features = product, tiling, features
-        self._runs, self._row = runs, row
-        self._us: dict[Any, float] = {}
-        self._seen = {tile for tile, _ in row.refused}
-        self._left = MAX_TRIED
+        self._runs, self._row, self._is_over = runs, row, is_over
+        self._us = row.timed
+        self._seen = {*self._us, *(tile for tile, _ in row.refused)}
+        self._left = max(0, MAX_TRIED - len(self._us))
+        self._is_cut = False  # tiles were left out because the time is up
 
-    def run(self) -> None:
-        """Search until no neighbour is faster.
+    def run(self) -> bool:
+        """Search until no neighbour is faster, and return True.
 
+        Returns False if the time is up before that. `row` then has no tile, but the times so far.
         Raises DeviceLostError after the tile that caused it was refused.
         """
         default = self._product.default
         seeds = self._tiling.seeds(self._features, self._product.key)
         self._try([default, *(tile for tile in seeds if self._is_valid(tile))])
         grown: set[Any] = set()
-        while self._left:
+        while self._left and not self._is_cut:
             best = sorted(self._us, key=lambda tile: self._us[tile])[:SURVIVORS]
             growing = [tile for tile in best if tile not in grown]
             if not growing:
                 break
             grown.update(growing)
             self._try(near for tile in growing for near in neighbours(tile, self._is_valid))
+        if self._is_cut:
+            return False
         self._finish(default)
+        return True
 
     def _is_valid(self, tile: Any) -> bool:
         return not self._tiling.refusal(self._features, self._product.key, tile)
@@ -74,10 +86,15 @@ class Search:
     def _try(self, tiles: Iterable[Any]) -> None:
         """Time tiles that were not tried yet, as many as are left to try."""
         new = [tile for tile in dict.fromkeys(tiles) if tile not in self._seen][: self._left]
+        if not new:
+            return
+        self._is_cut = self._is_over()  # compiling takes seconds
         self._seen.update(new)
         self._left -= len(new)
-        for tile in self._compiled(new):
-            self._guarded(tile, self._measure)
+        for tile in [] if self._is_cut else self._compiled(new):
+            self._is_cut = self._is_cut or self._is_over()
+            if not self._is_cut:
+                self._guarded(tile, self._measure)
 
     def _compiled(self, tiles: list[Any]) -> list[Any]:
         """Return the tiles whose kernels compile."""
@@ -104,6 +121,7 @@ class Search:
             act(tile)
         except ZincError as error:
             self._row.refused.append((tile, str(error)))
+            self._us.pop(tile, None)
             if isinstance(error, DeviceLostError):
                 raise
             return False
@@ -128,6 +146,7 @@ class Search:
         row = self._row
         row.tile, row.us, row.default_us = winner, final[winner], final.get(default, 0.0)
         row.n_tried = len(self._us)
+        row.timed.clear()
 
 
 def neighbours(tile: Any, is_valid: Callable[[Any], bool]) -> Iterator[Any]:
