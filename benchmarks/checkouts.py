@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 PROMPT_TOKENS, SHORT_TOKENS, ANSWER_TOKENS = 512, 8, 64
-SETTINGS = {"context": 2048, "kv_dtype": "f16", "prefix_cache": False}
+SETTINGS: dict[str, Any] = {"context": 2048, "kv_dtype": "f16", "prefix_cache": False}
 OPTIONS = ["--context", "2048", "--kv-dtype", "f16", "--no-prefix-cache"]
 TEXT = "Tell me a story about a fox and a bear."
 

@@ -252,7 +252,7 @@ def alone() -> tuple[float, float]:
 
 def processor_s() -> dict[str, float]:
     """Return the processor time that each kind of Serve process has taken, in seconds (Linux)."""
-    found: Counter[str] = Counter()
+    found: defaultdict[str, float] = defaultdict(float)
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             title = (process / "cmdline").read_text()

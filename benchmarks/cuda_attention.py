@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -137,9 +138,9 @@ def main() -> None:
     results: list[dict[str, Any]] = []
 
     def measure(layers: Layers, step: str, tile: WideTile | None) -> None:
-        lowering.wide_tile = lambda *_, **__: tile
         try:
-            seconds = layers.seconds()
+            with patch.object(lowering, "wide_tile", lambda *_, **__: tile):
+                seconds = layers.seconds()
         except ZincError as error:
             print(step, tile, error)
             return

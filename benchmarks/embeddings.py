@@ -27,10 +27,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -47,6 +48,7 @@ BATCHES = ((64, 16), (64, 64), (32, 128), (8, 512))
 SERVED_TEXTS = 64
 SERVED_TOKENS = (4, 8, 16, 32, 64)
 Row = dict[str, Any]
+T = TypeVar("T")
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -184,7 +186,12 @@ def _log_seconds(stamp: str) -> float:
     return 60 * minutes + whole + milli / 1e3 + micro / 1e6
 
 
-def seconds(run: Callable[[], Any]) -> float:
+def one_by_one(act: Callable[[T], object], each: Iterable[T]) -> None:
+    for item in each:
+        act(item)
+
+
+def seconds(run: Callable[[], object]) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
@@ -202,11 +209,11 @@ def measure(args: argparse.Namespace, type: GGMLType, folder: Path) -> Iterator[
             llm.embed(texts)
             runs: dict[str, list[float]] = {"batch": [], "single": [], "llama": []}
             for _ in range(args.rounds):
-                runs["batch"].append(seconds(lambda texts=texts: llm.embed(texts)))
+                runs["batch"].append(seconds(partial(llm.embed, texts)))
                 runs["llama"].append(llama_seconds(args, model, prompts, count * n_tokens))
                 if n_tokens <= 128:
                     some = texts[:16]
-                    once = seconds(lambda some=some: [llm.embed(text) for text in some])
+                    once = seconds(partial(one_by_one, llm.embed, some))
                     runs["single"].append(once * count / len(some))
             median = {name: statistics.median(found) for name, found in runs.items() if found}
             ratio = statistics.median(
@@ -278,9 +285,9 @@ def measure_server(args: argparse.Namespace, type: GGMLType, folder: Path) -> It
         for n_tokens in SERVED_TOKENS:
             texts = texts_of(SERVED_TEXTS, n_tokens)
             llm.embed(texts)
-            runs = {
-                "embed": lambda texts=texts: llm.embed(texts),
-                "embed_single": lambda texts=texts: [llm.embed(text) for text in texts],
+            runs: dict[str, Callable[[], object]] = {
+                "embed": partial(llm.embed, texts),
+                "embed_single": partial(one_by_one, llm.embed, texts),
             }
             rows[n_tokens] = {"type": type.name, "tokens": n_tokens} | fastest(runs, args.rounds)
     with socket.socket() as free:
@@ -316,10 +323,10 @@ def measure_server(args: argparse.Namespace, type: GGMLType, folder: Path) -> It
         for n_tokens, row in rows.items():
             texts = texts_of(SERVED_TEXTS, n_tokens)
             runs = {
-                "one_request": lambda texts=texts: together(texts),
-                "requests": lambda texts=texts: [together([text]) for text in texts],
-                "concurrent": lambda texts=texts: at_once(texts),
-                "one_request_floats": lambda texts=texts: together(texts, "float"),
+                "one_request": partial(together, texts),
+                "requests": partial(one_by_one, together, [[text] for text in texts]),
+                "concurrent": partial(at_once, texts),
+                "one_request_floats": partial(together, texts, "float"),
             }
             for run in runs.values():
                 run()
@@ -334,7 +341,7 @@ def measure_server(args: argparse.Namespace, type: GGMLType, folder: Path) -> It
         server.wait()
 
 
-def fastest(runs: dict[str, Callable[[], Any]], rounds: int) -> Row:
+def fastest(runs: Mapping[str, Callable[[], object]], rounds: int) -> Row:
     """Return the shortest time of each run over alternating rounds, in ms.
 
     Other processes on a shared machine only add time.

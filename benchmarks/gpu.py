@@ -25,9 +25,10 @@ from typing import Any, cast
 
 import make_model
 import numpy as np
+import numpy.typing as npt
 
 from zinc.backends import api
-from zinc.backends.api import Program
+from zinc.backends.api import Backend, Program
 from zinc.cli.bench_steps import Bench
 from zinc.cli.loading import open_model
 from zinc.cli.steps import StepMaker
@@ -43,8 +44,11 @@ from zinc.engine.step_cost import StepShape
 from zinc.gpu import packing
 from zinc.gpu.backend import GpuBackend
 from zinc.gpu.lower import attention
+from zinc.gpu.memory import Bytes
+from zinc.gpu.program import GpuProgram
 from zinc.ops.sampling import pack_sample_params
 from zinc.ops.step import SampleParams, Step
+from zinc.quant.blocks import GGMLType
 
 REPETITIONS = 3
 DECODE_REPETITIONS = 9  # one in three short runs is off by a percent
@@ -56,16 +60,30 @@ SAMPLED_BY = ("host", "device, in step", "device")
 
 def pack_once() -> None:
     """Replace `packing.pack` by a version that packs equal matrices once."""
-    pack, made = packing.pack, {}
+    pack, made = packing.pack, dict[tuple[object, ...], Bytes]()
 
-    def cached(type, data, planes, rows, cols, rows_from=None):  # noqa: ANN001, ANN202
+    def cached(
+        type: GGMLType,
+        data: Bytes,
+        planes: int,
+        rows: int,
+        cols: int,
+        rows_from: npt.NDArray[np.int64] | None = None,
+    ) -> Bytes:
         order = None if rows_from is None else rows_from.tobytes()
-        key = (type, planes, rows, cols, order, zlib.crc32(data[: 1 << 16]))
+        key = (type, planes, rows, cols, order, zlib.crc32(data[: 1 << 16].tobytes()))
         if key not in made:
             made[key] = pack(type, data, planes, rows, cols, rows_from)
         return made[key]
 
     packing.pack = cached
+
+
+def program_of(model: LoadedModel) -> GpuProgram:
+    """Return the program of a model that runs on one GPU."""
+    program = model.program
+    assert isinstance(program, GpuProgram)
+    return program
 
 
 def decode(bench: Bench, model: LoadedModel, n: int, depth: int) -> dict[str, Any]:
@@ -93,7 +111,7 @@ def decode(bench: Bench, model: LoadedModel, n: int, depth: int) -> dict[str, An
         "host_us": 1e6 * statistics.median(host),
         "gb_per_s": n_bytes * rate / 1e9,
         **profiled(bench, shape),
-        **asdict(model.program.counts(steps[0])),
+        **asdict(program_of(model).counts(steps[0])),
     }
 
 
@@ -139,7 +157,7 @@ def prefill(bench: Bench, model: LoadedModel, n: int, depth: int) -> dict[str, A
         "all_tokens_per_s": rates,
         "steps": len(steps),
         **profiled(bench, StepShape(sizes[-1], 1, depth + n - sizes[-1], model.kv_dtype)),
-        **asdict(model.program.counts(steps[-1])),
+        **asdict(program_of(model).counts(steps[-1])),
     }
 
 
@@ -153,6 +171,7 @@ def row_steps(
     that changes of clocks affect all of them. queues: also measure `device_us`, the time of a step
     that is queued ROW_STEPS times at once, so that the device does not wait for the host.
     """
+    program = program_of(model)
     counts = sorted({1, *counts})
     ids = np.random.default_rng(7).integers(1000, size=max(counts)).tolist()
     steps = {n: sampled(StepMaker(model).step(ids[:n], depth, outputs=n)) for n in counts}
@@ -162,7 +181,7 @@ def row_steps(
         for n, step in steps.items():
             start = time.perf_counter()
             for _ in range(ROW_STEPS):
-                model.program.sample(step).wait()
+                program.sample(step).wait()
             seconds[n].append((time.perf_counter() - start) / ROW_STEPS)
             if queues:
                 device[n].append(queued_step(model, step))
@@ -178,7 +197,7 @@ def row_steps(
             "rows_per_s": n / medians[n],
             **({"device_us": 1e6 * devices[n]} if devices else {}),
             **profiled(bench, StepShape(n, n, depth, model.kv_dtype)),
-            **asdict(model.program.counts(steps[n])),
+            **asdict(program.counts(steps[n])),
         }
         for n in counts
     ]
@@ -186,7 +205,8 @@ def row_steps(
 
 def queued_step(model: LoadedModel, step: Step) -> float:
     """Return the seconds of a step that is queued ROW_STEPS times at once."""
-    recording, host = model.program.recording(step), model.program.host
+    program = program_of(model)
+    recording, host = program.recording(step), program.host
     host.wait(recording.submit())
     start = time.perf_counter()
     for ticket in [recording.submit() for _ in range(ROW_STEPS)]:
@@ -211,7 +231,7 @@ def show_row_step(result: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-CHAINS = {"greedy": {"temperature": 0}, "default": {}}
+CHAINS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "default": {}}
 
 
 def answers(model: LoadedModel, n: int, streams: int, how: str, chain: str) -> dict[str, Any]:
@@ -267,7 +287,7 @@ class HostSampled:
         self.plan = replace(program.plan, sampled=None)
 
 
-def measure(name: str, backend: GpuBackend, args: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
     path = Path(args.folder) / f"{name}.gguf"
     start = time.perf_counter()
     if not path.exists():
@@ -401,10 +421,10 @@ def main() -> int:
         assert isinstance(getattr(attention, name), int), f"there is no constant {name}"
         setattr(attention, name, value)
     options = {"device": args.device, "batch_invariant": str(args.batch_invariant).lower()}
-    backend = cast(GpuBackend, api.create(args.backend, options=options))
+    backend = api.create(args.backend, options=options)
     limits = backend.measure()
     assert limits is not None
-    features = backend.features
+    features = cast(GpuBackend, backend).features
     report: dict[str, Any] = {
         "backend": backend.name,
         "device": backend.describe(),
@@ -421,7 +441,7 @@ def main() -> int:
     print(json.dumps(report, indent=1), flush=True)
     failed = 0
     for shape in args.shapes:
-        fresh = cast(GpuBackend, api.create(args.backend, options=options))
+        fresh = api.create(args.backend, options=options)
         try:
             report["shapes"].append(measure(shape, fresh, args))
         except ZincError as error:

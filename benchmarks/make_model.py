@@ -13,6 +13,7 @@ import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -305,14 +306,17 @@ class RandomWeights:
         return pool[picks].reshape(-1)[: rows * row_bytes(type, cols)]
 
 
-def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGMLType]]:
+Tensor: TypeAlias = tuple[str, tuple[int, ...], GGMLType]  # name, shape, type
+
+
+def tensors(shape: Shape, mix: str) -> Iterator[Tensor]:
     """Yield the name, shape and type of every tensor, in file order."""
     f32 = GGMLType.F32
 
-    def matrix(prefix: str, name: str, layer: int, *dims: int) -> tuple:
+    def matrix(prefix: str, name: str, layer: int, *dims: int) -> Tensor:
         return f"{prefix}{name}.weight", dims, tensor_type(name, layer, dims[-1], shape, mix)
 
-    def experts(prefix: str, layer: int, e: Experts) -> Iterator[tuple]:
+    def experts(prefix: str, layer: int, e: Experts) -> Iterator[Tensor]:
         yield matrix(prefix, "ffn_gate_inp", layer, e.count, shape.hidden)
         yield matrix(prefix, "ffn_gate_exps", layer, e.count, e.ffn, shape.hidden)
         yield matrix(prefix, "ffn_up_exps", layer, e.count, e.ffn, shape.hidden)
@@ -329,7 +333,7 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
             yield f"{prefix}ffn_up_exps.bias", (e.count, e.ffn), f32
             yield f"{prefix}ffn_down_exps.bias", (e.count, shape.hidden), f32
 
-    def kimi_delta(prefix: str, layer: int) -> Iterator[tuple]:
+    def kimi_delta(prefix: str, layer: int) -> Iterator[Tensor]:
         heads, width, cols = shape.heads, shape.kda, shape.heads * shape.kda
         for part in "qkv":
             yield matrix(prefix, f"attn_{part}", layer, cols, shape.hidden)
@@ -343,7 +347,7 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
         yield f"{prefix}ssm_norm.weight", (width,), f32
         yield matrix(prefix, "attn_output", layer, shape.hidden, cols)
 
-    def latent_attention(prefix: str, layer: int, a: Latent) -> Iterator[tuple]:
+    def latent_attention(prefix: str, layer: int, a: Latent) -> Iterator[Tensor]:
         heads = shape.heads
         yield matrix(prefix, "attn_q", layer, heads * (a.nope + a.rope), shape.hidden)
         yield matrix(prefix, "attn_kv_a_mqa", layer, a.rank + a.rope, shape.hidden)
@@ -352,11 +356,11 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], GGML
         yield matrix(prefix, "attn_v_b", layer, heads, a.value, a.rank)
         yield matrix(prefix, "attn_output", layer, shape.hidden, heads * a.value)
 
-    def with_bias(name: str) -> Iterator[tuple]:
+    def with_bias(name: str) -> Iterator[Tensor]:
         yield f"{name}.weight", (shape.hidden,), f32
         yield f"{name}.bias", (shape.hidden,), f32
 
-    def rwkv7(prefix: str, layer: int, r: Rwkv7) -> Iterator[tuple]:
+    def rwkv7(prefix: str, layer: int, r: Rwkv7) -> Iterator[Tensor]:
         yield from with_bias(f"{prefix}attn_norm_2")
         yield f"{prefix}time_mix_lerp_fused.weight", (6, 1, 1, shape.hidden), f32
         for part, rank in (("w", r.decay), ("a", r.rate), ("v", r.value), ("g", r.gate)):

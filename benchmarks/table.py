@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -67,7 +67,10 @@ def reports() -> list[dict[str, Any]]:
 
 def llama_rate(row: dict[str, Any], kind: str) -> float:
     """Return llama.cpp's tokens/s in a row of a report, with the faster of its two settings."""
-    return max(row[f"llama_{setting}_{kind}_tokens_per_s"] for setting in ("repack", "plain"))
+    rates: list[float] = [
+        row[f"llama_{setting}_{kind}_tokens_per_s"] for setting in ("repack", "plain")
+    ]
+    return max(rates)
 
 
 def cells(row: dict[str, Any]) -> list[str]:
@@ -197,7 +200,7 @@ def engine() -> str:
     return table(["tokens/s", *columns], rows)
 
 
-SECTIONS = {
+SECTIONS: dict[str, Callable[[], str]] = {
     "cpu": cpu,
     **{f"cuda-{device}": partial(cuda, device) for device in ("h100", "h200")},
     **{f"rows-{device}": partial(rows, device) for device in ("h100", "h200")},
@@ -214,8 +217,9 @@ def main() -> int:
     for name, section_of in SECTIONS.items():
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
         content = f"{begin}\n{section_of()}\n{end}"
-        wanted, found = re.subn(f"{begin}.*?{end}", lambda _, c=content: c, wanted, flags=re.DOTALL)
-        assert found == 1, f"{PAGE} has no markers of {name}"
+        found = re.findall(f"{begin}.*?{end}", wanted, flags=re.DOTALL)
+        assert len(found) == 1, f"{PAGE} has no markers of {name}"
+        wanted = wanted.replace(found[0], content)
     if args.check:
         return int(wanted != text)
     PAGE.write_text(wanted)
