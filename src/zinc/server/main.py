@@ -190,8 +190,8 @@ def bind(host: str, port: int, hint: str = _PORT_HINT) -> socket.socket:
 def serve(config: ServerConfig, loaded: Callable[[str], None] = lambda url: None) -> bool:
     """Serve until a signal arrives.
 
-    loaded: called with the server's URL when the first model is loaded. Requests before that get
-    status 503. Returns False if a model is still being loaded by native code, which cannot be
+    loaded: called with each URL of the server when the first model is loaded. Requests before that
+    get status 503. Returns False if a model is still being loaded by native code, which cannot be
     stopped. Raises RequestError if the address cannot be used, FormatError for a missing file, and
     the ZincError that keeps the only model from loading.
     """
@@ -201,9 +201,14 @@ def serve(config: ServerConfig, loaded: Callable[[str], None] = lambda url: None
     listeners = [bind(config.host, config.port, hint)]
     if config.ollama and config.port != OLLAMA_PORT:
         listeners.append(bind(config.host, OLLAMA_PORT, _OLLAMA_HINT))
-    port = listeners[0].getsockname()[1]
     host = f"[{config.host}]" if ":" in config.host else config.host
-    server = Server(application, loaded=lambda: loaded(f"http://{host}:{port}"))
+    urls = [f"http://{host}:{listener.getsockname()[1]}" for listener in listeners]
+
+    def all_loaded() -> None:
+        for url in urls:
+            loaded(url)
+
+    server = Server(application, loaded=all_loaded)
     with contextlib.ExitStack() as stack:
         for listener in listeners:
             stack.enter_context(listener)

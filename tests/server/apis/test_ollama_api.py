@@ -289,12 +289,15 @@ def test_the_server_listens_on_ollamas_port_too(monkeypatch: pytest.MonkeyPatch)
     port = free.getsockname()[1]
     free.close()
     monkeypatch.setattr(main, "OLLAMA_PORT", port)
-    found: list[list[int]] = []
+    found: list[int] = []
+    urls: list[str] = []
 
     async def serve(self: main.Server, sockets: list[Any]) -> None:
-        found.append([each.getsockname()[1] for each in sockets])
+        found.extend(each.getsockname()[1] for each in sockets)
+        self._loaded()
 
     monkeypatch.setattr(main.Server, "serve", serve)
-    main.serve(ServerConfig((ModelSource(MODEL, None),), port=0, ollama=True))
-    assert found[0][1] == port
-    assert len(found[0]) == 2
+    main.serve(ServerConfig((ModelSource(MODEL, None),), port=0, ollama=True), urls.append)
+    assert len(found) == 2
+    assert found[1] == port
+    assert urls == [f"http://127.0.0.1:{each}" for each in found]

@@ -583,3 +583,19 @@ def test_models(client):
     assert client.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("none")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "messages is missing: the endpoint needs it."),
+        (
+            {"message": [{"role": "user", "content": "Hi"}]},
+            "messages is missing: the endpoint needs it. Write 'messages' instead of 'message'.",
+        ),
+        ({"messages": [{"content": "Hi"}]}, "messages[0].role is missing: the endpoint needs it."),
+    ],
+)
+def test_a_missing_field_is_named(server: Running, body: dict[str, Any], message: str) -> None:
+    found = server.post("/v1/chat/completions", body)
+    assert (found.status, found.json["error"]["message"]) == (400, message)

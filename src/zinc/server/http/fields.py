@@ -57,7 +57,7 @@ def parse(
     try:
         request = kind.model_validate(_with_integers(kind, value))
     except ValidationError as error:
-        raise _explained(error, value) from None
+        raise _explained(error, kind, value) from None
     except RecursionError:
         raise invalid(None, "the request is nested too deep") from None
     unknown = next(iter(request.model_extra or {}), None)
@@ -106,14 +106,18 @@ def _types(annotation: Any) -> set[Any]:
     return {annotation}
 
 
-def _explained(error: ValidationError, value: Json) -> ApiError:
-    """Return an ApiError for a validation error of `value`."""
+def _explained(error: ValidationError, kind: type[Fields], value: dict[str, Json]) -> ApiError:
+    """Return an ApiError for a validation error of `value`, a request of `kind`."""
     # A union reports an error for each alternative. The deepest one is most likely what was meant.
     found = error.errors(include_url=False, include_input=False, include_context=False)
     paths = [(_path(value, e["loc"], e["type"] == "missing"), e["msg"]) for e in found]
     path, message = max(paths, key=lambda each: len(each[0]))
     same = list(dict.fromkeys(m for p, m in paths if p == path))
     name = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
+    if all(e["type"] == "missing" for e, (p, _) in zip(found, paths, strict=True) if p == path):
+        near = nearest(name, value.keys() - own_names(kind))
+        hint = "" if near is None else f"write {name!r} instead of {near!r}"
+        return invalid(name, f"{name} is missing", "the endpoint needs it", hint)
     why = " or ".join(m[0].lower() + m[1:] for m in same[:4]) or message
     return invalid(name or None, f"{name or 'the request'} is not valid", why)
 
