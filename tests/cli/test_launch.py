@@ -121,3 +121,9 @@ def test_an_agent_that_is_not_installed_is_an_error(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["launch", "codex"]) == 1
     assert "npm install -g @openai/codex" in capsys.readouterr().err
+
+
+def test_an_agent_must_be_named(zinc) -> None:
+    result = zinc("launch")
+    assert result.status == 2
+    assert "name an AGENT: claude, codex" in result.err

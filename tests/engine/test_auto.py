@@ -145,6 +145,15 @@ def test_the_device_option_limits_the_choice(wanted: str) -> None:
     assert choose(LARGE, SHARED, wanted=wanted)[0] is SHARED
 
 
+def test_the_device_option_may_name_the_cpu() -> None:
+    assert choose(LARGE, wanted="cpu") == (None, "the model runs on the CPU")
+
+
+def test_the_cpu_is_one_device() -> None:
+    with pytest.raises(DeviceError, match="there is no device 'cpu:5': the cpu backend is one"):
+        api.create("cpu", options={"device": "cpu:5"})
+
+
 def test_a_device_option_that_names_nothing_is_an_error() -> None:
     with pytest.raises(DeviceError, match="Large Card"):
         choose(LARGE, wanted="radeon")

@@ -17,7 +17,7 @@ from typing import Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from zinc.backends.capabilities import Capabilities, DeviceInfo, Roofline
+from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo, Roofline
 from zinc.backends.plans import Plan, Ref
 from zinc.core.errors import DeviceError, RequestError
 from zinc.ops.node import Node
@@ -432,6 +432,13 @@ def create(
     """
     _check_names(options or {})
     backend = _module(name).create(threads, options)
+    device = (options or {}).get("device", "")
+    if device.startswith(f"{name}:") and backend.capabilities.kind is not BackendKind.DEVICE:
+        raise DeviceError(
+            f"there is no device {device!r}",
+            f"the {name} backend is one device",
+            "write {device=" + name + "}, or leave {device} out",
+        )
     if wants_batch_invariance(options) and not backend.capabilities.batch_invariant:
         raise DeviceError(
             f"the {name} backend has no batch-invariant mode",

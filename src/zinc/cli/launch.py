@@ -139,7 +139,7 @@ AGENTS: Mapping[str, Agent] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("agent", metavar="AGENT", help=f"one of {', '.join(AGENTS)}")
+    parser.add_argument("agent", metavar="AGENT", nargs="?", help=f"one of {', '.join(AGENTS)}")
     parser.add_argument(
         "arguments", nargs="*", metavar="ARGUMENT", help="arguments of the agent, after --"
     )
@@ -163,6 +163,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.agent is None:
+        raise UsageError(f"name an AGENT: {', '.join(AGENTS)}")
     if args.agent not in AGENTS:
         near = nearest(args.agent, AGENTS)
         hint = f"; did you mean {near}?" if near else f"; known are {', '.join(AGENTS)}"

@@ -52,16 +52,18 @@ def select(
     """Return the fastest device of `machine` on which the model fits and the self-test passes.
 
     fits: returns whether an open GPU holds the model; None takes a GPU of any size. wanted: the
-    option `device`; if given, only GPUs that it names are considered. Raises DeviceError if it
+    option `device`; if given, only the device that it names is considered. Raises DeviceError if it
     names none.
     """
+    if wanted == "cpu":
+        return Selection(machine.open_cpu(), "the model runs on the CPU")
     gpus = [(name, gpu) for name, gpu in machine.gpus if _is_named(gpu, wanted)]
     if wanted and not gpus:
         known = ", ".join(f"{gpu.selector} ({gpu.name})" for _, gpu in machine.gpus)
         raise DeviceError(
             f"there is no device {wanted!r}",
             f"this machine has {known}" if known else "no GPU was found",
-            "choose a device that `zinc check` lists, or leave {device} out",
+            "choose a device that `zinc check` lists, or cpu, or leave {device} out",
         )
     passed_over: list[str] = []
     for name, gpu in sorted(gpus, key=lambda each: _rank(each[1])):
