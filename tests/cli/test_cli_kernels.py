@@ -40,6 +40,15 @@ def test_every_kernel_is_tested_before_the_model(zinc, few_cases, fixture_model,
     assert {"embed", "linear"} <= set(found["tested"])
 
 
+@pytest.mark.parametrize("name", computing())
+def test_numbers_that_kernels_store_as_zeros_are_no_fault(zinc, monkeypatch, fixture_model, name):
+    smallest = [each for each in parity.every_case() if each[1].name == "smallest"]
+    assert smallest
+    monkeypatch.setattr(parity, "every_case", lambda: smallest)
+    result = zinc("verify", fixture_model, "--kernels", "--tokens", 4, "--backend", name)
+    assert result.status == 0, result.out
+
+
 @needs_compiler
 def test_the_kernels_of_all_cases_are_compiled_at_once(few_cases, monkeypatch):
     """The cases themselves then compile nothing."""

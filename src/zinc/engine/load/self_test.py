@@ -23,6 +23,7 @@ from zinc.plan.planner import make_plan
 # Quantised weights are multiplied with rows rounded to 8 bits.
 TOLERANCE = 2e-2
 BLOCK_TOKENS = 64
+SMALLEST_SIZE = 1e-30
 
 
 def failure(create: Callable[[], Backend]) -> str:
@@ -73,12 +74,16 @@ def bind_case(backend: Backend, case: Case, plan: Plan, step: Step) -> Program:
 
 
 def relative_error(found: FloatArray, wanted: FloatArray) -> float:
-    """Return |found - wanted| / |wanted| (Euclidean); infinite if `found` is not finite."""
+    """Return |found - wanted| / |wanted| (Euclidean); infinite if `found` is not finite.
+
+    |wanted| counts as at least SMALLEST_SIZE, unless it is 0: kernels may take the smallest
+    numbers for zeros.
+    """
     if not np.isfinite(found).all():
         return float("inf")
     size = float(np.linalg.norm(wanted.astype(np.float64)))
     difference = float(np.linalg.norm(found.astype(np.float64) - wanted))
-    return difference / size if size else difference
+    return difference / max(size, SMALLEST_SIZE) if size else difference
 
 
 def _error(backend: Backend, case: Case) -> float:
