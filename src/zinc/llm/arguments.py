@@ -41,6 +41,18 @@ _MEDIA = (
 _MEDIA_TYPES = (*_MEDIA, "input_image", "input_audio", "file", "input_file")
 _SPEAKERS = ("system", "developer", "user", "assistant")  # their content is text
 _OTHER_ROLES = ("function", "ipython", "model", "observation")
+# Fields of OpenAI's API that are not arguments of `LLM.chat`, and what to do instead.
+_API_FIELDS = {
+    "function_call": "force a call with constraint=",
+    "functions": "pass tools=",
+    "max_completion_tokens": "pass max_tokens=",
+    "model": "pass it to LLM(...)",
+    "n": "call chat for each answer, with different seeds",
+    "response_format": "pass the JSON schema as constraint=",
+    "stream": "call stream(messages)",
+    "tool_choice": "force a call with constraint=, or leave out tools=",
+    "top_logprobs": "pass logprobs=",
+}
 
 
 def sampling_params(
@@ -76,12 +88,14 @@ def take_sampling(arguments: dict[str, Any], template: ChatTemplate | None) -> d
     """Remove the fields of SamplingParams from `arguments` and return them.
 
     The rest is meant for `template`, which ignores names that it does not use; None takes no
-    arguments. Raises TypeError for a name that is similar to a field's and that the template does
-    not use.
+    arguments. Raises TypeError for a name that the template does not use, if it is similar to a
+    field's, or a field of OpenAI's API.
     """
     for name in arguments:
         if name in SAMPLING_FIELDS or (template is not None and name in template.source):
             continue
+        if hint := _API_FIELDS.get(name):
+            raise TypeError(f"unexpected keyword argument {name!r}: {hint}")
         if template is None or _nearest(name):
             raise TypeError(f"unexpected keyword argument {name!r}{_nearest(name)}")
     return {name: arguments.pop(name) for name in list(arguments) if name in SAMPLING_FIELDS}
@@ -271,7 +285,7 @@ def check_messages(messages: object, template: ChatTemplate) -> None:
 
 
 def check_tools(tools: object) -> None:
-    """Raise RequestError if `tools` is neither a list of dicts nor None."""
+    """Raise RequestError if `tools` is neither a list of functions with names nor None."""
     if tools is None:
         return
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
@@ -281,6 +295,13 @@ def check_tools(tools: object) -> None:
             raise RequestError(
                 f"tools[{i}] is {with_article(tool)}",
                 "a tool is a dict that describes a function, as in OpenAI's API",
+            )
+        function = tool.get("function", tool)
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RequestError(
+                f"tools[{i}] has no name",
+                "the model calls a tool by its name",
+                'write {"type": "function", "function": {"name": "get_weather", ...}}',
             )
 
 
