@@ -1,6 +1,6 @@
 """Lowering of sample.
 
-Each dispatch reduces chunks of logits to their best candidates, until one workgroup holds all
+Each dispatch reduces chunks of logits to their best candidates, until one workgroup has all
 candidates and samples from them.
 """
 
@@ -16,7 +16,7 @@ from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import power_of_two, rows
 from zinc.ops.sampling import MOST_CANDIDATES
 
-CHUNK = 2048  # candidates that a workgroup sorts, 8 bytes each
+CHUNK = 8192  # candidates of a workgroup
 THREADS = 256
 
 
@@ -37,7 +37,7 @@ def sample(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         kernel = KernelVariant(
             "sample",
             (
-                ("CHUNK", CHUNK if chunks > 1 else max(MOST_CANDIDATES, power_of_two(n))),
+                ("CHUNK", CHUNK if chunks > 1 else max(THREADS, power_of_two(n))),
                 ("FIRST", int(not dispatches)),
                 ("LAST", int(chunks == 1)),
                 ("THREADS", THREADS),
