@@ -128,7 +128,7 @@ def test_a_backend_without_its_device_is_listed(zinc, monkeypatch, few_architect
 def test_json_has_the_same_content(zinc, found, monkeypatch) -> None:
     monkeypatch.setattr(support, "collect", lambda options: found)
     data = json.loads(zinc("support", "--json").out)
-    assert [a["name"] for a in data["architectures"]] == architectures()
+    assert [a["name"] for a in data["architectures"]] == list(architectures())
     assert sum(len(group["names"]) for group in data["formats"]) == len(GGMLType)
     assert data["products"] == found.products
     assert zinc("support", "--json", "--markdown").status == 2

@@ -22,6 +22,7 @@ from zinc.ops.registry import Op, op
 from zinc.ops.values import KVState, RecurrentState
 from zinc.plan import passes
 from zinc.plan.planner import make_plan
+from zinc.quant.blocks import GGMLType
 from zinc.testing.parity import every_case
 
 SOURCE = Path(zinc.__file__).parent
@@ -179,6 +180,25 @@ def test_a_node_without_the_operands_of_its_op_is_rejected(change: str) -> None:
 def test_the_header_of_cpp_constants_is_up_to_date() -> None:
     path = SOURCE / "backends" / "cpu" / "native" / "operands.h"
     assert path.read_text() == header(), "run the command in the header's first lines"
+
+
+@pytest.mark.parametrize("type", [GGMLType.F32, GGMLType.Q6_K, GGMLType.IQ2_XS])
+def test_data_of_a_case_does_not_depend_on_when_it_is_read(type: GGMLType) -> None:
+    def case(reads: bool) -> Case:
+        made = Case("read")
+        first = made.matrix(4, 256, type)
+        if reads:
+            made.data(first)
+        made.given(made.rng.standard_normal(3).astype(np.float32))
+        made.vector(5)
+        return made
+
+    late, early = case(reads=False), case(reads=True)
+    for name in late.tensors:
+        np.testing.assert_array_equal(late.tensors[name], early.tensors[name])
+    for name in late.blocks:
+        np.testing.assert_array_equal(late.blocks[name], early.blocks[name])
+    assert {*late.tensors, *late.blocks} == {*early.tensors, *early.blocks} == {"w0", "w1", "w2"}
 
 
 # -- written state -----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import difflib
 import importlib
 import pkgutil
 from dataclasses import replace
+from functools import cache
 from typing import Any, Protocol, cast
 
 from zinc.core.errors import ModelError, RequestError, UnsupportedError
@@ -47,10 +48,12 @@ class Architecture(Protocol):
         ...
 
 
-def architectures() -> list[str]:
+@cache
+def architectures() -> tuple[str, ...]:
     """Return the names of all supported architectures, sorted."""
     files = (m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg)
-    return sorted(name.replace("__", "*").replace("_", "-").replace("*", "_") for name in files)
+    names = (name.replace("__", "*").replace("_", "-").replace("*", "_") for name in files)
+    return tuple(sorted(names))
 
 
 def architecture(name: str) -> Architecture:

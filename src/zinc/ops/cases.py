@@ -6,7 +6,7 @@ does. Tests run a case on `ref` and on every backend present and compare the out
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,25 +28,112 @@ WEIGHT_TYPES = tuple(type for type in GGMLType if type not in _NOT_WEIGHTS)
 """Types that matrices of a model may have."""
 
 
+class RandomData:
+    """The data of the weights of a case, generated when it is first read.
+
+    Most users of the registry plan a few of its cases, and the data of all takes seconds. Weights
+    draw from one generator in the order in which they were added, so the values do not depend on
+    when they are read.
+    """
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(7)
+        self._tensors: dict[str, FloatArray] = {}
+        self._blocks: dict[str, npt.NDArray[np.uint8]] = {}
+        self._pending: list[Callable[[], None]] = []
+        self._encoded: dict[str, npt.NDArray[np.uint8]] = {}
+        self._n_weights = 0
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """The generator, after it has generated the data of all weights so far."""
+        self._generate()
+        return self._rng
+
+    @property
+    def tensors(self) -> dict[str, FloatArray]:
+        """Float32 data by the name of the weight."""
+        self._generate()
+        return self._tensors
+
+    @property
+    def blocks(self) -> dict[str, npt.NDArray[np.uint8]]:
+        """Bytes by the name of the weight, for types that zinc does not encode."""
+        self._generate()
+        return self._blocks
+
+    def add(self, shape: tuple[int, ...], type: GGMLType, scale: float) -> Weight:
+        """Add a random weight."""
+        weight = self._weight(shape, type)
+
+        def generate() -> None:
+            if type in ENCODERS:
+                values = self._rng.standard_normal(shape).astype(np.float32)
+                self._tensors[weight.name] = values * np.float32(scale)
+            else:
+                self._blocks[weight.name] = random_blocks(self._rng, type, shape, scale)
+
+        self._pending.append(generate)
+        return weight
+
+    def give(self, values: FloatArray) -> Weight:
+        """Add a float32 weight with these values."""
+        weight = self._weight(values.shape, GGMLType.F32)
+        self._pending.append(lambda: self._tensors.update({weight.name: values}))
+        return weight
+
+    def encoded(self, weight: Weight) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a weight, which are encoded once for all backends."""
+        if weight.name in self.blocks:
+            return self.blocks[weight.name]
+        if weight.type is GGMLType.F32:  # tests change these values
+            return encode(self.tensors[weight.name], weight.type).reshape(-1)
+        if weight.name not in self._encoded:
+            data = encode(self.tensors[weight.name], weight.type)
+            self._encoded[weight.name] = data.reshape(-1)
+        return self._encoded[weight.name]
+
+    def _weight(self, shape: tuple[int, ...], type: GGMLType) -> Weight:
+        self._n_weights += 1
+        return Weight(f"w{self._n_weights - 1}", type, shape)
+
+    def _generate(self) -> None:
+        pending, self._pending = self._pending, []
+        for generate in pending:
+            generate()
+
+
 @dataclass(slots=True)
 class Case:
     """A small graph with its tensors, whose output is compared between backends.
 
-    tensors: float32 data of each Weight by name. blocks: the bytes of a weight of a type that zinc
-    does not encode. sample_params: how the step samples tokens, if it does. cached: tokens that
-    each sequence has before the step. adapters: as in `Step`.
+    sample_params: how the step samples tokens, if it does. cached: tokens that each sequence has
+    before the step. adapters: as in `Step`.
     """
 
     name: str
     n_tokens: int = 5
     graph: Graph = field(default_factory=Graph)
-    tensors: dict[str, FloatArray] = field(default_factory=dict)
-    blocks: dict[str, npt.NDArray[np.uint8]] = field(default_factory=dict)
     sequences: Sequence[int] = ()
     cached: int = 0
     sample_params: SampleParamsArray | None = None
     adapters: FloatArray | None = None
-    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
+    random: RandomData = field(default_factory=RandomData)
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """The generator of the case's data."""
+        return self.random.rng
+
+    @property
+    def tensors(self) -> dict[str, FloatArray]:
+        """Float32 data of each weight by name."""
+        return self.random.tensors
+
+    @property
+    def blocks(self) -> dict[str, npt.NDArray[np.uint8]]:
+        """The bytes of each weight of a type that zinc does not encode, by name."""
+        return self.random.blocks
 
     def rows(self, cols: int, scale: float = 1.0) -> Value:
         """Return random rows [tokens, cols], different for each token of the step and before it."""
@@ -56,7 +143,7 @@ class Case:
         self, rows: int, cols: int, type: GGMLType = GGMLType.F32, scale: float = 1.0
     ) -> Weight:
         """Return a random matrix [rows, cols]."""
-        return self._random((rows, cols), type, scale)
+        return self.random.add((rows, cols), type, scale)
 
     def experts(
         self,
@@ -67,31 +154,15 @@ class Case:
         scale: float = 1.0,
     ) -> Weight:
         """Return random matrices [planes, rows, cols], one for each expert or head."""
-        return self._random((planes, rows, cols), type, scale)
+        return self.random.add((planes, rows, cols), type, scale)
 
     def vector(self, cols: int) -> Weight:
         """Return a random float32 vector [cols]."""
-        return self._add(self.rng.standard_normal(cols).astype(np.float32), GGMLType.F32)
+        return self.random.add((cols,), GGMLType.F32, 1.0)
 
     def given(self, values: FloatArray) -> Weight:
         """Return a float32 tensor with these values."""
-        return self._add(values, GGMLType.F32)
-
-    def _random(self, shape: tuple[int, ...], type: GGMLType, scale: float) -> Weight:
-        if type in ENCODERS:
-            data = self.rng.standard_normal(shape).astype(np.float32) * np.float32(scale)
-            return self._add(data, type)
-        weight = self._weight(shape, type)
-        self.blocks[weight.name] = random_blocks(self.rng, type, shape, scale)
-        return weight
-
-    def _add(self, data: FloatArray, type: GGMLType) -> Weight:
-        weight = self._weight(data.shape, type)
-        self.tensors[weight.name] = data
-        return weight
-
-    def _weight(self, shape: tuple[int, ...], type: GGMLType) -> Weight:
-        return Weight(f"w{len(self.tensors) + len(self.blocks)}", type, shape)
+        return self.random.give(values)
 
     @property
     def weights(self) -> set[Weight]:
@@ -99,9 +170,7 @@ class Case:
 
     def data(self, weight: Weight) -> npt.NDArray[np.uint8]:
         """Return the bytes of a weight as a file has them, flat."""
-        if weight.name in self.blocks:
-            return self.blocks[weight.name]
-        return encode(self.tensors[weight.name], weight.type).reshape(-1)
+        return self.random.encoded(weight)
 
     def rope_frequencies(self, rope_dims: int) -> Constant:
         """Return the inverse frequencies of RoPE with base 10,000."""
