@@ -8,6 +8,7 @@ byte ranges of the arena; a layer's KV cache or recurrent state counts as one ra
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -27,13 +28,12 @@ class Access:
     writes: bool
 
     def conflicts(self, other: Access) -> bool:
-        """Return whether the order of the two accesses matters."""
-        return (
-            (self.writes or other.writes)
-            and self.start < other.end
-            and other.start < self.end
-            and self.space == other.space
-        )
+        """Return whether the order of the two accesses to one space matters."""
+        return (self.writes or other.writes) and self.start < other.end and other.start < self.end
+
+    def covers(self, other: Access) -> bool:
+        """Return whether all bytes of `other`, an access to the same space, are accessed."""
+        return self.start <= other.start and other.end <= self.end
 
 
 def accesses(launch: Launch, rows: dict[Dim, int]) -> Iterator[Access]:
@@ -70,18 +70,17 @@ def dependencies(plan: Plan, bucket: Bucket) -> list[tuple[int, ...]]:
         Dim.SEQUENCES: plan.max_tokens,
         Dim.CONSTANT: 1,
     }
-    live: list[tuple[int, Access]] = []
+    live: defaultdict[str, list[tuple[int, Access]]] = defaultdict(list)  # by space
     result = []
     for i, launch in enumerate(plan.launches):
         mine = list(accesses(launch, rows)) if bucket.runs(launch) else []
-        found = {j for j, other in live for access in mine if access.conflicts(other)}
+        found = {j for access in mine for j, x in live[access.space] if access.conflicts(x)}
         result.append(tuple(sorted(found)))
         # Later launches that touch a range written here wait for this launch, not for older ones.
-        written = [a for a in mine if a.writes]
-        live = [(j, a) for j, a in live if not any(_covers(w, a) for w in written)]
-        live += [(i, access) for access in mine]
+        for access in mine:
+            if access.writes:
+                older = live[access.space]
+                live[access.space] = [(j, x) for j, x in older if not access.covers(x)]
+        for access in mine:
+            live[access.space].append((i, access))
     return result
-
-
-def _covers(outer: Access, inner: Access) -> bool:
-    return outer.space == inner.space and outer.start <= inner.start and inner.end <= outer.end

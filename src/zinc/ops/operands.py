@@ -9,8 +9,8 @@ which index, so that code asks for `node.input("residual")` and never counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -86,37 +86,32 @@ class Signature:
     """
 
     operands: tuple[Operand, ...]
+    n_single: int = field(init=False, compare=False)  # operands that occur once
+    n_repeated: int = field(init=False, compare=False)  # operands in the repeated group
+    _indices: Mapping[str, int] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         names = [x.name for x in self.operands]
         assert len(set(names)) == len(names), f"two operands have one name: {names}"
         repeats = [x.repeated for x in self.operands]
         assert repeats == sorted(repeats), "repeated operands must come last"
-
-    @property
-    def n_single(self) -> int:
-        """Number of operands that occur once."""
-        return sum(not x.repeated for x in self.operands)
-
-    @property
-    def n_repeated(self) -> int:
-        """Number of operands in the repeated group."""
-        return len(self.operands) - self.n_single
+        object.__setattr__(self, "n_single", repeats.count(False))
+        object.__setattr__(self, "n_repeated", repeats.count(True))
+        object.__setattr__(self, "_indices", {name: i for i, name in enumerate(names)})
 
     def operand(self, name: str) -> Operand:
         """Return the declaration of the operand `name`. Raises KeyError."""
-        for x in self.operands:
-            if x.name == name:
-                return x
-        raise KeyError(f"no operand {name} among {', '.join(x.name for x in self.operands)}")
+        return self.operands[self.index(name)]
 
     def index(self, name: str, part: int = 0) -> int:
         """Return the index of the operand `name`, of part `part` if it is repeated.
 
         Raises KeyError.
         """
-        x = self.operand(name)
-        return self.operands.index(x) + (part * self.n_repeated if x.repeated else 0)
+        if name not in self._indices:
+            raise KeyError(f"no operand {name} among {', '.join(self._indices)}")
+        index = self._indices[name]
+        return index + part * self.n_repeated if index >= self.n_single else index
 
     def n_parts(self, inputs: Sequence[object]) -> int:
         """Return how often the repeated group occurs in `inputs`; 1 if there is no such group."""

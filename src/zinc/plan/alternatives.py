@@ -21,6 +21,10 @@ from zinc.ops.values import Value
 from zinc.plan.passes import uses
 
 ALTERNATIVES = tuple(op.alternative for op in OPS.values() if op.alternative is not None)
+BY_LAST_OP = {
+    last: tuple(each for each in ALTERNATIVES if each.ops[-1] == last)
+    for last in {each.ops[-1] for each in ALTERNATIVES}
+}
 
 
 def add_alternatives(
@@ -71,7 +75,7 @@ def _chains(
     made = {value.id: i for i, node in enumerate(nodes) for value in node.outputs}
     taken: defaultdict[int, list[StepCondition]] = defaultdict(list)
     for last in reversed(range(len(nodes))):
-        for alternative in ALTERNATIVES:
+        for alternative in BY_LAST_OP.get(nodes[last].op, ()):
             indices = _chain(nodes, alternative, last, made, used)
             if indices is None or not _is_made_in_time(nodes, indices):
                 continue
