@@ -267,9 +267,8 @@ def attention(
         all_keys = np.repeat(cache.k[at], n_heads // n_kv, axis=1)
         values = np.repeat(cache.v[at], n_heads // n_kv, axis=1)
         queries = q[rows].reshape(-1, n_heads, head_dim)
-        scores = np.einsum("qhd,khd->hqk", queries, all_keys).astype(np.float64) * float(
-            attrs["scale"]
-        )
+        dots = queries.transpose(1, 0, 2) @ all_keys.transpose(1, 2, 0)  # [heads, queries, keys]
+        scores = dots.astype(np.float64) * float(attrs["scale"])
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
         distance = positions[:, None] - key_positions[None, :]
@@ -292,6 +291,6 @@ def attention(
         total = weights.sum(axis=2, keepdims=True)
         if sinks is not None:
             total = total + np.exp(sinks[:, None, None] - top)
-        mixed = np.einsum("hqk,khd->qhd", weights / total, values)
+        mixed = (weights / total @ values.transpose(1, 0, 2)).transpose(1, 0, 2)
         out[rows] = mixed.reshape(len(positions), -1).astype(np.float32)
     return [out]
