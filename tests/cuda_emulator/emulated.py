@@ -33,6 +33,7 @@ from zinc.gpu.host import Download, Progress
 from zinc.gpu.memory import ALIGNMENT, Buffer, Bytes, MemoryKind
 
 HERE = Path(__file__).parent
+RUNTIME = HERE / "runtime.cpp"
 COMPILER = shutil.which("g++")
 OPTIONS = ("-std=c++20", "-O1", "-fPIC", "-w", "-fno-strict-aliasing")
 COMPILER_BYTES = 4 << 30  # memory limit of g++
@@ -161,7 +162,7 @@ def backend(batch_invariant: bool = False) -> EmulatedBackend:
 def folder() -> Path:
     """Return the cache folder of the kernels as they are now, with the emulator precompiled."""
     digest = hashlib.sha256(repr((cpp_headers(), OPTIONS)).encode())
-    for path in sorted([*compiler.KERNELS.rglob("*.cu*"), *HERE.glob("*.h")]):
+    for path in sorted([*compiler.KERNELS.rglob("*.cu*"), *HERE.glob("*.h"), RUNTIME]):
         digest.update(path.read_bytes())
     found = cache_folder() / "emulated" / digest.hexdigest()[:16]
     found.mkdir(parents=True, exist_ok=True)
@@ -171,6 +172,7 @@ def folder() -> Path:
             (found / name).write_text(text)
         for header in HERE.glob("*.h"):
             shutil.copy(header, found)
+        _compile("-c", f"-I{found}", RUNTIME, "-o", found / "runtime.o")
         _compile("-x", "c++-header", found / "emulator.h", "-o", found / "emulator.h.gch")
     return found
 
@@ -183,7 +185,8 @@ def compiled(kernel: KernelVariant) -> ctypes.CDLL:
     if not library.exists():
         path = folder() / f"{name}.cpp"
         path.write_text(source)
-        _compile("-shared", f"-I{folder()}", f"-I{compiler.KERNELS}", path, "-o", library)
+        headers = f"-I{folder()}", f"-I{compiler.KERNELS}"
+        _compile("-shared", *headers, path, folder() / "runtime.o", "-o", library)
     loaded = ctypes.CDLL(str(library))
     loaded.zinc_launch.argtypes = [
         ctypes.c_char_p,

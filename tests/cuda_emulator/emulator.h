@@ -16,9 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <limits>
-#include <memory>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -75,7 +73,7 @@ struct Fiber {
     ucontext_t context;  // entered once, to start the fiber
     jmp_buf place;       // where the fiber continues: unlike swapcontext, a jump makes no system call
     bool entered;
-    std::unique_ptr<char[]> stack;
+    char* stack;
     bool done;
     bool waited;               // has called waitForInputs
     std::vector<Copy> copies;  // asynchronous copies that have not taken effect
@@ -98,7 +96,8 @@ struct Warp {
 struct Block {
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
-    std::function<void()> kernel;
+    void (*kernel)(const void*);
+    const void* context;  // of the kernel
     jmp_buf scheduler;
     uint64_t number;  // of the OS thread's blocks, from 1 on
     int n_threads, current, live, waiting;
@@ -117,26 +116,6 @@ inline thread_local Block* block;
 inline void yield() {
     Block& b = *block;
     if (!_setjmp(b.fibers[b.current].place)) _longjmp(b.scheduler, 1);
-}
-
-// Runs the current thread until it waits or ends.
-__attribute__((noinline)) inline void resume() {
-    Block& b = *block;
-    Fiber& f = b.fibers[b.current];
-    if (_setjmp(b.scheduler)) return;
-    if (f.entered) _longjmp(f.place, 1);
-    f.entered = true;
-    setcontext(&f.context);
-}
-
-inline void start() {
-    Block& b = *block;
-    b.kernel();
-    Fiber& f = b.fibers[b.current];
-    f.done = true;
-    --b.live;
-    b.warps[b.current / WARP].live &= ~(1u << b.current % WARP);
-    _longjmp(b.scheduler, 1);
 }
 
 inline void release_barrier(Block& b) {
@@ -293,54 +272,14 @@ inline void wait_for_copies(int pending) {
     f.copies.erase(f.copies.begin(), incomplete);
 }
 
-inline void run_block(Block& b) {
-    static thread_local uint64_t n_blocks = 0;
-    block = &b;
-    b.number = ++n_blocks;
-    b.live = b.n_threads;
-    b.waiting = 0;
-    b.barrier = 0;
-    for (auto& w : b.warps) w = Warp{{}, 0};
-    for (int i = 0; i < b.n_threads; ++i) {
-        Fiber& f = b.fibers[i];
-        f.done = f.entered = f.waited = false;
-        f.copies.clear();
-        f.groups = 0;
-        b.warps[i / WARP].live |= 1u << i % WARP;
-        getcontext(&f.context);
-        f.context.uc_stack.ss_sp = f.stack.get();
-        f.context.uc_stack.ss_size = STACK_BYTES;
-        f.context.uc_link = nullptr;
-        makecontext(&f.context, start, 0);
-    }
-    for (long idle = 0; b.live > 0; ++idle) {
-        for (b.current = 0; b.current < b.n_threads; ++b.current)
-            if (!b.fibers[b.current].done) resume();
-        release_barrier(b);
-        if (idle > MAX_TURNS) fail("threads wait for others that never come");
-    }
-}
+// Runs all threads of a grid, `n_workers` blocks at a time. Each calls kernel(context).
+void launch(
+    dim3 grid, int n_threads, int n_workers, void (*kernel)(const void*), const void* context);
 
-inline void launch(dim3 grid, int n_threads, int n_workers, const std::function<void()>& kernel) {
-    const uint64_t n_blocks = uint64_t(grid.x) * grid.y * grid.z;
-    std::atomic<uint64_t> next{0};
-    auto work = [&] {
-        Block b;
-        b.n_threads = n_threads;
-        b.fibers.resize(n_threads);
-        for (auto& f : b.fibers) f.stack = std::make_unique<char[]>(STACK_BYTES);
-        b.warps.resize((n_threads + WARP - 1) / WARP);
-        b.kernel = kernel;
-        b.grid = grid;
-        for (uint64_t i; (i = next++) < n_blocks;) {
-            b.index = {uint32_t(i % grid.x), uint32_t(i / grid.x % grid.y), uint32_t(i / grid.x / grid.y)};
-            run_block(b);
-        }
-    };
-    std::vector<std::thread> workers;
-    for (int i = 1; i < n_workers; ++i) workers.emplace_back(work);
-    work();
-    for (auto& w : workers) w.join();
+template <class Kernel> void launch(dim3 grid, int n_threads, int n_workers, const Kernel& kernel)
+{
+    const auto call = [](const void* context) { (*static_cast<const Kernel*>(context))(); };
+    launch(grid, n_threads, n_workers, call, &kernel);
 }
 
 }  // namespace emulator

@@ -114,7 +114,8 @@ def run_program(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
     source, program = tmp_path / "main.cpp", tmp_path / "main"
     source.write_text(text)
     headers = [f"-I{path}" for path in (folder(), compiler.KERNELS)]
-    command = [COMPILER, *OPTIONS, *headers, str(source), "-o", str(program)]
+    objects = [str(source), str(folder() / "runtime.o")]
+    command = [COMPILER, *OPTIONS, *headers, *objects, "-o", str(program)]
     subprocess.run(command, check=True)
     return subprocess.run([program], capture_output=True, text=True, check=False)
 
