@@ -36,7 +36,9 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
-	$(BIN)/mypy
+	# mypy takes one core. Beside it, pytest compiles the tests for the processes of `make test`.
+	$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 & $(BIN)/mypy; status=$$?; \
+	wait; exit $$status
 	$(BIN)/python dev/check-docstrings
 	$(MAKE) test
 
