@@ -89,7 +89,14 @@ def test_tiles_take_most_experts_slots_at_once(tokens: int, batch: int, passes: 
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("name", [x for x in CASES if CASES[x][1] is None])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(x, marks=[] if x == "Q4_K" else pytest.mark.every)
+        for x in CASES
+        if CASES[x][1] is None
+    ],
+)
 def test_products_do_not_spill(name: str) -> None:
     for x in dispatches(CASES[name][0], H100):
         _, log = compiler.compile(x.kernel, "sm_90a")

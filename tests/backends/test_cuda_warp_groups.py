@@ -111,7 +111,7 @@ def test_other_architectures_have_no_warp_groups() -> None:
 
 @needs_nvrtc
 @pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.every if x in SLOW else []) for x in CASES]
+    "name", [pytest.param(x, marks=pytest.mark.every if x in (*SLOW, "glu") else []) for x in CASES]
 )
 def test_products_stay_in_registers_and_asynchronous(name: str) -> None:
     for kernel in kernels(CASES[name], ONE_UNIT):

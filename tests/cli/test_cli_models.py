@@ -519,7 +519,7 @@ def test_verify_agrees_with_the_backend(zinc, fixture_model, backend):
 
 
 @pytest.mark.skipif("vulkan" not in computing(), reason="Vulkan does not run here")
-@pytest.mark.parametrize("name", ["qwen3", "gemma4e"])
+@pytest.mark.parametrize("name", [pytest.param("qwen3", marks=pytest.mark.every), "gemma4e"])
 def test_verify_reaches_the_kernel_of_decode_with_many_keys(zinc, name):
     """Both programs get aligned inputs at every depth, also for a model with shared caches."""
     path = Path(__file__).parent.parent / "data" / "fixtures" / f"{name}.gguf"

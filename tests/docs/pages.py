@@ -28,6 +28,7 @@ CLUSTER = "cluster.yaml"
 CACHE = "zinc-cache"
 RESULTS = ("alone.json", "together.json")  # of `zinc bench`
 ADAPTER = re.compile(r"\badapter[\w-]*\.gguf")
+ANSWER_TOKENS = 50
 ADDRESS = "http://127.0.0.1:8080"  # of the server in every example
 
 
@@ -68,6 +69,8 @@ def script(command: str, folder: Path) -> str:
     for name in names:
         command = command.replace(name, str(folder / name))
     command = re.sub(r"> (?=\w)", f"> {folder}/", command)
+    if " -n " not in command:  # the demo model may tell a long story
+        command = command.replace("zinc run ", f"zinc run -n {ANSWER_TOKENS} ")
     return re.sub(r"\b(python(?= )|zinc(?= ))", lambda m: PROGRAMS[m[0]], command, count=1)
 
 

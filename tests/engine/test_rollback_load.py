@@ -53,9 +53,7 @@ def conversation(model: LoadedModel) -> tuple[list[int], int]:
     return ids, n_cached
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"), on_backends(["qwen35", "qwen3next"], computing(), ["qwen35"])
-)
+@pytest.mark.parametrize(("name", "backend"), on_backends(["qwen35", "qwen3next"], computing(), []))
 def test_answers_do_not_change_and_caches_on_disk_are_apart(
     name: str, backend: str, tmp_path: Path
 ) -> None:

@@ -16,8 +16,17 @@ from zinc.plan.planner import make_plan
 CONTEXT = 1 << 15
 
 
-@pytest.mark.parametrize("clusters", [False, True])
-@pytest.mark.parametrize("name", ["shape-qwen3-8b", "shape-qwen36-35b-a3b", "shape-deepseek2-lite"])
+@pytest.mark.parametrize(
+    ("name", "clusters"),
+    [
+        ("shape-qwen3-8b", True),
+        ("shape-qwen36-35b-a3b", False),
+        ("shape-deepseek2-lite", True),
+        pytest.param("shape-qwen3-8b", False, marks=pytest.mark.every),
+        pytest.param("shape-qwen36-35b-a3b", True, marks=pytest.mark.every),
+        pytest.param("shape-deepseek2-lite", False, marks=pytest.mark.every),
+    ],
+)
 def test_few_buckets_have_the_kernels_of_all(name: str, clusters: bool) -> None:
     plan = make_plan(
         pins._graph(name), api.kernels("cuda"), max_tokens=512, max_outputs=64, samples=True

@@ -11,7 +11,7 @@ from pathlib import Path
 import effort
 import numpy as np
 import pytest
-from models.harness import FIXTURES, MAX_TOKENS, Logits, Runner, planned
+from models.harness import FIXTURES, MAX_TOKENS, Ids, Logits, Runner, planned
 from models.pooled import speculate
 from present import computing
 
@@ -45,14 +45,18 @@ TAILS = [
         name,
         backend,
         tail,
-        marks=() if backend == "cpu" or (name, tail) == ("qwen35", CHUNK) else pytest.mark.every,
+        marks=() if backend == "cpu" else pytest.mark.every,
     )
     for name in HYBRIDS
     for backend in computing()
     for tail in (1, CHUNK - 1, CHUNK)
 ]
-N_TOKENS = MAX_TOKENS
-TEXTS = [np.random.default_rng(i).integers(96, size=N_TOKENS).astype(np.int32) for i in (1, 2)]
+TEXTS = [np.random.default_rng(i).integers(96, size=MAX_TOKENS).astype(np.int32) for i in (1, 2)]
+
+
+def texts_of(backend: str) -> list[Ids]:
+    """Return two texts, of fewer chunks on devices by default."""
+    return TEXTS if backend == "cpu" or effort.EVERY else [ids[: 3 * CHUNK] for ids in TEXTS]
 
 
 def loaded_model(backend: str, name: str, rollback: bool = True) -> tuple[Backend, Plan]:
@@ -66,12 +70,13 @@ def plain(backend: str, name: str, kv_dtype: str) -> list[Logits]:
     loaded = loaded_model(backend, name, rollback=False)
     path = FIXTURES / f"{name}.gguf"
     runner = Runner(path, loaded=loaded, n_sequences=2, kv_dtype=kv_dtype)
-    return [runner.feed_in_chunks(ids, 1, i) for i, ids in enumerate(TEXTS)]
+    return [runner.feed_in_chunks(ids, 1, i) for i, ids in enumerate(texts_of(backend))]
 
 
 def walk(backend: str, name: str, kv_dtype: str, seed: int, folder: Path | None = None) -> None:
     """Run both texts in random steps with rejected rows and compare them with `plain`."""
-    texts = [(t.tolist(), w) for t, w in zip(TEXTS, plain(backend, name, kv_dtype), strict=True)]
+    wanted = plain(backend, name, kv_dtype)
+    texts = [(t.tolist(), w) for t, w in zip(texts_of(backend), wanted, strict=True)]
     speculate(loaded_model(backend, name), kv_dtype, texts, seed, folder)
 
 
@@ -99,10 +104,10 @@ def test_a_sequence_that_was_rolled_back_continues_from_disk(
 @pytest.mark.parametrize(("name", "backend", "tail"), TAILS)
 def test_every_position_can_be_gone_back_to(name: str, backend: str, tail: int) -> None:
     """One accepted row a step, and `tail` rejected ones: every offset in a chunk occurs."""
-    ids, want = TEXTS[0], plain(backend, name, "f16")[0]
+    ids, want = texts_of(backend)[0], plain(backend, name, "f16")[0]
     loaded = loaded_model(backend, name)
-    runner = Runner(FIXTURES / f"{name}.gguf", loaded=loaded, room=N_TOKENS + CHUNK)
-    for at in range(N_TOKENS):
+    runner = Runner(FIXTURES / f"{name}.gguf", loaded=loaded, room=MAX_TOKENS + CHUNK)
+    for at in range(len(ids)):
         (logits,) = runner.feed((0, np.concatenate([ids[at : at + 1], TEXTS[1][:tail]])))
         runner.lengths[0] = at + 1
         np.testing.assert_array_equal(logits[0], want[at])
@@ -121,13 +126,14 @@ def test_ref_sets_a_sequence_back(name: str) -> None:
         assert error < 1e-4 * np.abs(want).max()
         at += ahead
         runner.lengths[0] = at
-    assert at == N_TOKENS
+    assert at == MAX_TOKENS
 
 
 @pytest.mark.parametrize("backend", computing())
 def test_a_state_without_rollback_cannot_be_rolled_back(backend: str) -> None:
     """The test of this module would fail on the plain layout."""
-    texts = [(t.tolist(), w) for t, w in zip(TEXTS, plain(backend, "qwen35", "f16"), strict=True)]
+    wanted = plain(backend, "qwen35", "f16")
+    texts = [(t.tolist(), w) for t, w in zip(texts_of(backend), wanted, strict=True)]
     loaded = loaded_model(backend, "qwen35", rollback=False)
     with pytest.raises(AssertionError, match=r"from [0-9]+ on"):
         speculate(loaded, "f16", texts, 0)

@@ -39,13 +39,14 @@ def ids(ref: LLM) -> list[int]:
     return ref.tokenizer.encode(PROSE.read_text())
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("backend", [name for name in computing() if name != "cpu"])
 def test_perplexity_of_a_held_out_text_equals_ref(backend, ref, ids):
     """On the CPU, a long text is also compared with llama.cpp."""
-    n = WINDOW if effort.EVERY else WINDOW // 4
-    text = ids[:n]
+    text = ids[:WINDOW]
     with opened(backend) as llm:
-        assert llm.perplexity(text, n) == pytest.approx(ref.perplexity(text, n), rel=5e-3)
+        wanted = pytest.approx(ref.perplexity(text, WINDOW), rel=5e-3)
+        assert llm.perplexity(text, WINDOW) == wanted
 
 
 @pytest.mark.parametrize("backend", computing())

@@ -76,7 +76,7 @@ def test_a_draft_model_changes_no_token(name: str, tmp_path: Path) -> None:
         assert not drafter_of(model)._texts
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen35"])
+@pytest.mark.parametrize("name", [pytest.param("qwen3", marks=pytest.mark.every), "qwen35"])
 @pytest.mark.parametrize("backend", [name for name in computing() if name != "cpu"])
 def test_a_draft_model_changes_no_token_on_a_device(
     backend: str, name: str, tmp_path: Path

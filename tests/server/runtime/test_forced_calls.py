@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jsonschema
@@ -91,6 +92,7 @@ CALLS: dict[str, tuple[str, str | None]] = {
 FORCED = sorted(CALLS)
 
 
+@cache
 def with_markers(name: str) -> Tokenizer:
     """Return a vocabulary of bytes in which the markers of a format are control tokens."""
     text = (
@@ -112,10 +114,15 @@ def tokenizer_of(request: pytest.FixtureRequest, llm: LLM) -> Callable[[str], To
     return with_markers if request.param == "control tokens" else lambda name: llm.tokenizer
 
 
+@cache
+def grammars_of(tokenizer: Tokenizer) -> Grammars:
+    """Return the grammars of a vocabulary, which llguidance prepares once."""
+    return Grammars(tokenizer, -(-tokenizer.n_vocab // 32) * 32)
+
+
 def follows(tokenizer: Tokenizer, source: str, text: str) -> bool:
     """Return whether a grammar allows a text, token by token, and can end after it."""
-    n_vocab = -(-tokenizer.n_vocab // 32) * 32
-    constraint = Grammars(tokenizer, n_vocab).constraint("rules", source).start()
+    constraint = grammars_of(tokenizer).constraint("rules", source).start()
     end = tokenizer.eos_id
     assert end is not None
     for token in [*tokenizer.encode(text, add_special=False, parse_special=True), end]:
