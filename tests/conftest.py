@@ -36,14 +36,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "every: repeats the code of other cases; runs with --every only"
     )
+    config.addinivalue_line(
+        "markers", "alike(n): cases of one test that run the same code; n of them run by default"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if effort.EVERY:
         return
-    left_out = [item for item in items if item.get_closest_marker("every")]
-    items[:] = [item for item in items if not item.get_closest_marker("every")]
-    config.hook.pytest_deselected(items=left_out)
+    kept = [item for item in items if not item.get_closest_marker("every")]
+    chosen = set(effort.chosen(kept))
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in kept if item in chosen]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,11 +1,13 @@
 """Selection of test cases: those that repeat the code of others run with `pytest --every` only.
 
-The option is read at collection; cases that are left out by default have the mark `every`.
+The option is read at collection. Cases that are left out by default have the mark `every`. Of a
+test with the mark `alike(n)`, n cases run by default, as far apart in their order as possible.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -38,3 +40,14 @@ def on_backends(
         for family in families
         for backend in backends
     ]
+
+
+def chosen(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the cases that run by default of those without the mark `every`."""
+    by_test: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        by_test[item.nodeid.partition("[")[0]].append(item)
+    for cases in by_test.values():
+        mark = cases[0].get_closest_marker("alike")
+        n = min(mark.args[0], len(cases)) if mark else len(cases)
+        yield from (cases[i * len(cases) // n] for i in range(n))

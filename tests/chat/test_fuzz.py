@@ -138,6 +138,7 @@ UNITS = (
 )
 
 
+@pytest.mark.alike(40)
 @pytest.mark.parametrize(
     ("format", "unit"),
     [

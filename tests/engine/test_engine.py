@@ -236,6 +236,7 @@ def test_a_higher_priority_goes_first_and_preempts_others():
     check_idle(e)
 
 
+@pytest.mark.alike(7)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_cache_preempts_the_last_request_and_changes_no_token(kind):
     e = engine(kind, n_blocks=24, context=150)

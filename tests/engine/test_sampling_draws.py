@@ -97,6 +97,7 @@ def at(sampler, index):
     return sampler.sample(LOGITS).token
 
 
+@pytest.mark.alike(6)
 @pytest.mark.parametrize("chain", CHAINS)
 def test_tokens_come_as_often_as_the_chain_says(chain):
     sampler = sampler_of(chain, 17)
@@ -104,6 +105,7 @@ def test_tokens_come_as_often_as_the_chain_says(chain):
     check([at(sampler, i) for i in range(n)], exact(sampler.params))
 
 
+@pytest.mark.alike(5)
 @pytest.mark.parametrize("chain", [name for name in CHAINS if name not in ("xtc", "mirostat")])
 def test_tokens_of_many_draws_come_as_often_as_the_chain_says(chain):
     """The candidates are those of the chain; their noise is added for all draws at once."""

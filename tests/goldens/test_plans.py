@@ -8,6 +8,7 @@ import pytest
 from goldens import pins
 
 
+@pytest.mark.alike(36)
 @pytest.mark.parametrize("name", pins.names())
 def test_plan_and_dispatches_equal_the_golden(name: str) -> None:
     path = pins.FOLDER / f"{name}.txt"

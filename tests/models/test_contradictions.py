@@ -82,6 +82,7 @@ def needed(file: GGUFFile) -> Iterator[Tensor]:
 OPTIONAL = {("step35", "rope_freqs.weight")}
 
 
+@pytest.mark.alike(25)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_tensor_is_named(name: str) -> None:
     file = opened(name)
@@ -101,6 +102,7 @@ def test_a_missing_tensor_is_named(name: str) -> None:
         assert str(file.path) in said
 
 
+@pytest.mark.alike(25)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_error_names_both_shapes(name: str) -> None:
     file = opened(name)

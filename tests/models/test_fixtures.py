@@ -84,6 +84,7 @@ def test_chunks(name: str, backend: str, size: int) -> None:
     check(backend, runner.feed_in_chunks(ids, size), logits)
 
 
+@pytest.mark.alike(70)
 @on_every_device
 def test_chunks_of_many_sizes(name: str, backend: str) -> None:
     """Chunks of one token at the start and across a block end, after small and large chunks."""
@@ -94,6 +95,7 @@ def test_chunks_of_many_sizes(name: str, backend: str) -> None:
     check(backend, np.concatenate([runner.feed((0, part))[0] for part in cuts]), logits)
 
 
+@pytest.mark.alike(40)
 @pytest.mark.parametrize(
     ("name", "backend"),
     on_backends(NAMES, BACKENDS, everywhere=("deepseek2", "gemma3", "gptoss", "qwen35")),
@@ -124,6 +126,7 @@ def test_two_sequences_in_one_batch(name: str, backend: str) -> None:
         check(backend, np.concatenate(theirs), alone)
 
 
+@pytest.mark.alike(60)
 @named
 @pytest.mark.parametrize(
     "backend",

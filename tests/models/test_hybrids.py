@@ -58,6 +58,7 @@ LONG_RUNS = [
 ]
 
 
+@pytest.mark.alike(5)
 @pytest.mark.parametrize(("name", "backend", "n"), LONG_RUNS)
 def test_a_long_run_does_not_drift(name: str, backend: str, n: int) -> None:
     """Steps of 96 tokens and of one give finite states and the same logits."""

@@ -64,6 +64,7 @@ def assert_equals_the_oracle(path: Path, backend: str) -> None:
     assert relative_error(last, hidden[-1:]) <= TOLERANCE[backend]
 
 
+@pytest.mark.alike(20)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_and_chained_rows_equal_the_definition(
@@ -125,6 +126,7 @@ def test_the_head_of_another_kind_of_vocabulary_is_not_trimmed(tmp_path: Path) -
         assert load_drafts(file, n_tokens=100)[1] == ()
 
 
+@pytest.mark.alike(14)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [(name, backend) for name in FAMILIES for backend in BACKENDS],

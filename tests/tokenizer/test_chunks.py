@@ -73,6 +73,7 @@ def encode_in_chunks(tokenizer, text, size):
         return tokenizer.encode(text, parse_special=True)
 
 
+@pytest.mark.alike(14)
 @pytest.mark.parametrize(("name", "pre"), KINDS)
 def test_chunks_give_the_ids_of_the_whole_text(name, pre):
     found = tokenizer(name, pre)

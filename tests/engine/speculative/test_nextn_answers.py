@@ -39,6 +39,7 @@ DEVICES = [name for name in computing() if name != "cpu"]
 NAMES = ["qwen35", "glm4moe", *["qwen3next", "deepseek2v3"] * EVERY]
 
 
+@pytest.mark.alike(4)
 @pytest.mark.parametrize(
     ("name", "backend"),
     on_backends([*NAMES, *CONVERTED_NAMES], computing(), ["qwen35"]),
