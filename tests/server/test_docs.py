@@ -65,6 +65,7 @@ def test_fields_in_docs_exist_at_some_endpoint():
     values |= {"prompt_progress", "timings", "infill", "allowed_tools", "invalid_tool_arguments"}
     values |= {"date_string", "datetime", "bos_token", "eos_token"}  # of chat templates
     values |= {"results", "index", "relevance_score", "document", "score"}  # of ranked documents
+    values |= {"done_reason", "length"}  # of Ollama's answers
     named = set(re.findall(r"`([a-z_]+)`", section("Fields"))) - values
     assert named <= known
 
