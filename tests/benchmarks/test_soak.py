@@ -8,9 +8,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import pytest
 import soak
 
 
+@pytest.mark.every  # tests/security/test_hostile_connections.py sends such requests, too
 def test_server_survives_malformed_and_interrupted_requests(monkeypatch):
     monkeypatch.setattr(soak, "PATIENCE_S", 300.0)
     report = asyncio.run(soak.soak(250, threads=2, seed=2))
