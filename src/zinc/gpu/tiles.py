@@ -36,6 +36,7 @@ MAX_FEW_GEMV_ROWS = 16  # up to this many rows of x, GEMV is faster
 MAX_FEW_ROWS = 64
 STEP_COLS, STAGED_ROW_BYTES = 64, 144  # columns of a step, bytes of a row (gemm_matrices.slang)
 MANY_TILE_ROWS = 96  # weight rows for each compute unit from which tiles of 128 rows fill it
+MOST_TILE_ROWS = 256  # and from which tiles of 256 rows do
 LONG_COLS = 8192  # columns from which workgroups share them, and not teams of a workgroup
 SUBGROUPS_A_UNIT = 16  # resident subgroups that hide the latency of loads
 MIN_STEPS, MAX_SPLITS = 2, 8  # steps of a team, and workgroups that split the columns of a tile
@@ -100,11 +101,13 @@ def _gemv_rows(features: Features, rows: int, units: int, n_x: int, weights: int
     steps = max(1, units // features.subgroup)  # units a lane if one wave takes a whole row
     if batch == 1 and rows >= MANY_ROWS:
         return GemvTile(waves=4, split=min(2, _power_of_two(steps)), rows=4, batch=1, deep=2)
-    if features.narrow_matrix and batch in (2, 4) and rows >= MANY_ROWS and weights == 1:
-        return GemvTile(waves=batch, split=1, rows=8 // batch, batch=batch)
-    if batch == 1 and steps >= LONG_ROW and rows >= 8 * features.compute_units and weights == 1:
-        if features.narrow_matrix:
+    is_long = batch == 1 and steps >= LONG_ROW and rows >= 8 * features.compute_units
+    if features.narrow_matrix and weights == 1:  # measured on NVIDIA GPUs
+        if batch in (2, 4) and rows >= MANY_ROWS:
+            return GemvTile(waves=batch, split=1, rows=8 // batch, batch=batch)
+        if is_long:
             return GemvTile(waves=32, split=4, rows=2, batch=1)
+    if is_long and weights == 1:
         return GemvTile(waves, waves, 4, batch)
     # Sums stay in registers. With more rows of x there is more work a row, so fewer waves need to
     # share it, and fewer workgroups fill the device.
@@ -298,7 +301,7 @@ def _few_rows(features: Features, key: TileKey) -> GemmTile:
     """
     if key.n_x <= 32:
         tile = GemmTile(64, 32, down=2, across=1, split=2)
-    elif key.weights == 1 and key.rows >= 256 * features.compute_units:
+    elif key.weights == 1 and key.rows >= MOST_TILE_ROWS * features.compute_units:
         tile = GemmTile(256, 64, down=2, across=2)
     elif key.weights == 1 and key.rows >= MANY_TILE_ROWS * features.compute_units:
         tile = GemmTile(128, 64, down=4, across=2)
@@ -316,6 +319,7 @@ def _with_splits(features: Features, tile: GemmTile, key: TileKey) -> GemmTile:
     if key.heads > 1:  # the kernel adds up the sums of splits of one head
         return tile
     subgroups = ceil_div(key.weights * key.rows, tile.rows) * tile.subgroups
+    # More rows of x give each subgroup more products to hide the latency with.
     resident = SUBGROUPS_A_UNIT if key.n_x <= 32 else SUBGROUPS_A_UNIT // 2
     wanted = resident * features.compute_units // subgroups
     longest = key.cols // (STEP_COLS * MIN_STEPS * tile.split)

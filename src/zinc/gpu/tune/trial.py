@@ -77,7 +77,8 @@ class Trial:
         """
         self._placed.clear()
         graph, memory = self._graph(tile, 1)
-        self._host.wait(self._host.record(graph).submit())
+        recording = self._host.record(graph)
+        self._host.wait(recording.submit())
         memory.clear()  # only now, because the launch uses it
         for ref, found, wanted in zip(
             self._placed.outputs, self._placed.read(), self._placed.wanted, strict=True
