@@ -128,7 +128,7 @@ def test_results_of_seeds_agree_with_the_reference(name: str, op: str, case: str
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_run_takes_the_devices_seconds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wait for a submission may end long after it, so the time of a wait says nothing."""
+    """The time of a wait would contain the host's sleep and its submission."""
     backend = device(name)
     (product,) = products(backend.kernel_set, one_row(backend), backend.features)
     runs = trial_of(backend, product)

@@ -1,7 +1,6 @@
 """Chat styles: how a model is spoken to, which `LLM` and the server share.
 
-A style prepares a conversation for the model's template, renders it, and knows the format of the
-answer.
+A style prepares a conversation for the model's template, and knows the format of the answer.
 """
 
 from __future__ import annotations

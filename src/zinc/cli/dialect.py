@@ -28,7 +28,7 @@ _INSTEAD = {
     "version": "`zinc --version` prints the version",
     **dict.fromkeys(("quantize", "convert"), "zinc runs GGUF files as they are"),
     **dict.fromkeys(
-        ("embed", "embedding", "rerank"), "`zinc serve` has endpoints for it, and `LLM` methods"
+        ("embed", "embedding", "rerank"), "`zinc serve` has endpoints for it, `LLM` has methods"
     ),
 }
 POSITIONAL = ""  # in place of an option's name: the value is an argument without an option

@@ -158,7 +158,7 @@ def _row(given: Mapping[str, Any], tilings: Mapping[str, Tiling]) -> tuple[TileK
         float(given["default_us"]),
         int(given["tried"]),
         [(_tile(kind, each["tile"]), str(each["why"])) for each in given["refused"]],
-        # Tables of before have none.
+        # Tables of older versions have none.
         {_tile(kind, each["tile"]): float(each["us"]) for each in given.get("timed", ())},
     )
     return key, row

@@ -63,6 +63,7 @@ def plan_model(
 
     backend, file: replace the backend and the file of `options`. `file` is closed if planning
     fails.
+
     Raises a `ZincError` if the file is damaged or unsupported, or the options do not suit the model
     or the machine.
     """

@@ -23,7 +23,7 @@ from zinc.plan.planner import make_plan
 # Quantised weights are multiplied with rows rounded to 8 bits.
 TOLERANCE = 2e-2
 BLOCK_TOKENS = 64
-SMALLEST_SIZE = 1e-30
+SMALLEST_SIZE = 1e-30  # far above the numbers that kernels may store as zeros
 
 
 def failure(create: Callable[[], Backend]) -> str:
