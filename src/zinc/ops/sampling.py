@@ -59,16 +59,19 @@ def _cases() -> Iterator[Case]:
     logits[:, [7, 40, 41, 90, 250, 299]] = [1.0, 2.0, 2.0, 2.0, -3.0, 1.0]
     x = tied.graph.embed(tied.given(logits))
     yield tied.returns(tied.graph.sample(tied.graph.select_rows(x)))
-    # Threads of a kernel read every 256th logit: one has all the best, all have some, few have any.
-    strided, rising, few = (np.linspace(-9, 9, 20_000, dtype=np.float32) for _ in range(3))
+    # Threads of a kernel read every 256th logit: one has all the best, 64 have all, all have some,
+    # few have any. The last workgroup has fewer logits than candidates are wanted.
+    n = 2 * 8192 + 6
+    strided, crowded, rising, few = (np.linspace(-9, 9, n, dtype=np.float32) for _ in range(4))
     strided[::256] += 20
-    few[np.arange(few.size) % 7001 != 3] = -np.inf
+    crowded[np.arange(n) % 256 < 64] += 20
+    few[np.arange(n) % 7001 != 3] = -np.inf
     ordered = Case(
         "ordered",
-        8,
-        sample_params=pack_sample_params([SampleParams(k, seed=k) for k in (1, 64) * 4]),
+        10,
+        sample_params=pack_sample_params([SampleParams(k, seed=k) for k in (1, 64) * 5]),
     )
-    logits = np.repeat([strided, rising, rising[::-1], few], 2, axis=0)
+    logits = np.repeat([strided, crowded, rising, rising[::-1], few], 2, axis=0)
     x = ordered.graph.embed(ordered.given(logits))
     yield ordered.returns(ordered.graph.sample(ordered.graph.select_rows(x)))
 

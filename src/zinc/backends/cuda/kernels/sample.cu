@@ -1,9 +1,14 @@
 // sample: samples a token from a row of logits (group.y). Each workgroup finds the k best of CHUNK
 // logits, until one workgroup has those of all. That one (LAST) chooses as zinc.ops.sampling does. A
-// candidate is a key that orders by logit, then by lower id; 0 is no candidate.
+// candidate is a key that orders by logit, then by lower id. If its upper half is 0, it is none.
 //
 // Each thread finds the largest of its candidates. The k-th largest of these is a lower bound of the
-// k-th largest candidate, and only k threads have candidates that reach it. Those are sorted.
+// k-th largest candidate, and only k threads have candidates that reach it. Nothing is sorted: a
+// thread that counts the keys above its own has the rank of its key.
+//
+// Chunks store candidates by rank, so that the threads of the next launch share the best of them:
+//
+//     source [k, chunks]: the largest key of each chunk, then the second largest of each, ...
 
 #include "arguments.h"
 
@@ -12,126 +17,109 @@ using Arguments = SampleArguments;
 #include "noise.cuh"
 #include "step.cuh"
 
-#define EACH (CHUNK / THREADS)         // candidates of a thread
-#define AT_ONCE (EACH < 16 ? EACH : 16) // of these, loaded together
+#define EACH (CHUNK / THREADS) // candidates of a thread
 
-SHARED uint2 keys[EACH * TOP > THREADS ? EACH * TOP : THREADS];
+#if FIRST
+typedef float Stored; // a logit
+#else
+typedef uint64_t Stored; // a key
+#endif
+
+SHARED __align__(16) uint64_t keys[EACH * TOP > THREADS ? EACH * TOP : THREADS];
+SHARED uint64_t largest, bound; // the largest key, and a lower bound of the k-th largest
 SHARED uint n_found;
 #if LAST
-SHARED float logits[TOP], masses[TOP], sums[TOP];
-SHARED uint n_kept; // candidates above minus infinity
+SHARED uint ids[TOP];
+SHARED float masses[TOP], sums[TOP];
+SHARED uint n_likely; // candidates that min_p keeps
 #endif
 
 constexpr uint NAN_BITS = 0xffffffffu, MINUS_INFINITY = 0x007fffffu; // ordered bits of a logit
 
-DEVICE uint2 keyOf(float logit, uint id)
+// The least key of a candidate. The last launch leaves out those of minus infinity.
+constexpr uint64_t LEAST_KEY = uint64_t(LAST ? MINUS_INFINITY + 1 : 1) << 32;
+
+DEVICE uint64_t keyOf(float logit, uint id)
 {
     uint bits = asuint(logit);
-    uint ordered = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+    uint ordered = bits ^ (uint(int(bits) >> 31) | 0x80000000u);
     if ((bits & 0x7fffffffu) > 0x7f800000u) ordered = NAN_BITS;
-    return uint2(ordered, ~id);
+    return uint64_t(ordered) << 32 | ~id;
 }
 
-DEVICE uint idOfKey(uint2 key) { return ~key.y; }
+DEVICE uint64_t keyOf(uint64_t key, uint) { return key; }
 
-DEVICE bool isLess(uint2 a, uint2 b) { return a.x < b.x || (a.x == b.x && a.y < b.y); }
+DEVICE uint idOfKey(uint64_t key) { return ~uint(key); }
 
-DEVICE float logitOf(uint2 key)
+DEVICE float logitOf(uint64_t key)
 {
-    uint ordered = key.x;
+    uint ordered = uint(key >> 32);
     return asfloat((ordered & 0x80000000u) != 0 ? ordered & 0x7fffffffu : ~ordered);
 }
 
-DEVICE uint2 candidate(ARGS, uint8_t* row, uint i)
+/// The largest key of a warp's lanes.
+DEVICE uint64_t largestOfWarp(uint64_t key)
 {
-    if (i >= args.n) return 0;
-#if FIRST
-    return keyOf(((float*)row)[i], i);
-#else
-    return ((uint2*)row)[i];
-#endif
+    const uint ordered = uint(key >> 32), most = warpMax(ordered);
+    return uint64_t(most) << 32 | warpMax(ordered == most ? uint(key) : 0u);
 }
 
-/// The largest key of a warp's lanes.
-DEVICE uint2 largestOfWarp(uint2 key)
+/// The largest of all threads' keys.
+DEVICE uint64_t largestOfBlock(uint64_t key, uint thread)
 {
-    UNROLL for (uint m = SUBGROUP / 2; m > 0; m /= 2)
-    {
-        const uint2 other = uint2(shuffleXor(key.x, m), shuffleXor(key.y, m));
-        if (isLess(key, other)) key = other;
-    }
+    key = largestOfWarp(key);
+    if (thread % SUBGROUP == 0) keys[thread / SUBGROUP] = key;
+    __syncthreads();
+    UNROLL for (uint warp = 0; warp < THREADS / SUBGROUP; warp++) key = max(key, keys[warp]);
     return key;
 }
 
-/// Moves the largest of all threads' keys to keys[0].
-DEVICE void findLargest(uint2 best, uint thread)
+/// How many of the first `n` keys are larger than `key`.
+DEVICE uint rankOf(uint64_t key, uint n)
 {
-    best = largestOfWarp(best);
-    if (thread % SUBGROUP == 0) keys[thread / SUBGROUP] = best;
-    __syncthreads();
-    if (thread >= SUBGROUP) return;
-    best = largestOfWarp(thread < THREADS / SUBGROUP ? keys[thread] : uint2(0));
-    if (thread == 0) keys[0] = best;
+    uint rank = 0;
+    _Pragma("unroll 8") for (uint i = 0; i < n; i++) rank += keys[i] > key ? 1 : 0;
+    return rank;
 }
 
-/// Sorts the first `n` keys, a power of two, in descending order with a bitonic sort.
-DEVICE void sortKeys(uint n, uint thread)
-{
-    for (uint size = 2; size <= n; size *= 2)
-        for (uint stride = size / 2; stride > 0; stride /= 2)
-        {
-            for (uint i = thread; i < n / 2; i += THREADS)
-            {
-                uint a = 2 * i - (i & (stride - 1)), b = a + stride;
-                uint2 x = keys[a], y = keys[b];
-                if (isLess(x, y) == ((a & size) == 0))
-                {
-                    keys[a] = y;
-                    keys[b] = x;
-                }
-            }
-            __syncthreads();
-        }
-}
-
-/// Moves the largest `k` candidates of `row` from `first` on to the first keys, in descending order,
-/// and zeros behind them. best: the thread's largest.
-DEVICE void findBest(ARGS, uint8_t* row, uint first, uint2 best, uint k, uint thread)
+/// Moves the candidates that reach `bound` to the first `n_found` keys, in any order. Those are the
+/// largest `k` of all threads' candidates, and few others. best: the thread's largest.
+DEVICE void findBest(const uint64_t (&own)[EACH], uint64_t best, uint k, uint thread)
 {
     keys[thread] = best;
-    if (thread == 0) n_found = 0;
+    if (thread == 0)
+    {
+        bound = LEAST_KEY;
+        n_found = 0;
+    }
     __syncthreads();
-    sortKeys(THREADS, thread);
-    const uint2 least = keys[k - 1];
-    __syncthreads(); // all threads have read it
-    if (best.x != 0 && !isLess(best, least))
-        for (uint e = 0; e < EACH; e += AT_ONCE)
-        {
-            uint2 near[AT_ONCE]; // loaded before a key is stored, which may alias them
-            UNROLL for (uint i = 0; i < AT_ONCE; i++)
-                near[i] = candidate(args, row, first + (e + i) * THREADS + thread);
-            UNROLL for (uint i = 0; i < AT_ONCE; i++)
-                if (near[i].x != 0 && !isLess(near[i], least))
-                    keys[atomicAdd(&n_found, 1u)] = near[i];
-        }
+    const uint rank = rankOf(best, THREADS);
+    if (rank == 0) largest = best;
+    if (rank == k - 1 && best > LEAST_KEY) bound = best;
     __syncthreads();
-    uint n = TOP;
-    while (n < n_found) n *= 2;
-    for (uint i = n_found + thread; i < n; i += THREADS) keys[i] = 0;
+    const uint64_t least = bound;
+    if (best >= least)
+    {
+        uint n = 0;
+        UNROLL for (uint e = 0; e < EACH; e++) n += own[e] >= least ? 1 : 0;
+        uint at = atomicAdd(&n_found, n);
+        UNROLL for (uint e = 0; e < EACH; e++)
+            if (own[e] >= least) keys[at++] = own[e];
+    }
     __syncthreads();
-    sortKeys(n, thread);
 }
 
 #if LAST
-/// The rank of the sampled candidate among `n` whose logits are in descending order.
-DEVICE uint sampledRank(SampleParams* params, uint n)
+/// The rank of the sampled candidate among `n`. All lanes of a warp call it.
+DEVICE uint sampledRank(const SampleParams& params, uint n, uint lane)
 {
-    uint kept = n, least = uint(max(params->min_keep, 1));
-    if (params->top_p < 1)
+    const uint least = uint(max(params.min_keep, 1));
+    uint kept = min(n, max(n_likely, least));
+    if (params.top_p < 1)
     {
         float mass = 0;
         _Pragma("unroll 8") for (uint i = 0; i < n; i++) mass += masses[i];
-        float target = mass * (params->top_p * (1.0f - 1e-6f)), sum = 0;
+        float target = mass * (params.top_p * (1.0f - 1e-6f)), sum = 0;
         uint reached = 1;
         _Pragma("unroll 8") for (uint i = 0; i < n; i++)
         {
@@ -140,63 +128,75 @@ DEVICE uint sampledRank(SampleParams* params, uint n)
         }
         kept = min(kept, max(reached, least));
     }
-    if (params->min_p > 0)
-    {
-        float threshold = logits[0] + log(params->min_p);
-        uint likely = 0;
-        _Pragma("unroll 8") for (uint i = 0; i < n; i++) likely += logits[i] >= threshold ? 1 : 0;
-        kept = min(kept, max(likely, least));
-    }
-    uint rank = 0;
-    _Pragma("unroll 8") for (uint i = 1; i < kept; i++)
-        if (sums[i] > sums[rank]) rank = i;
-    return rank;
+    uint64_t best = 0;
+    for (uint i = lane; i < kept; i += SUBGROUP) best = max(best, keyOf(sums[i], i));
+    return idOfKey(largestOfWarp(best));
 }
 #endif
 
 KERNEL(sample, Arguments)
 {
-    const uint3 group = uint3(blockIdx.x, blockIdx.y, blockIdx.z);
-    const uint thread = threadIdx.x;
-    uint row = group.y;
-    if (row >= args.step->outputs) return;
-    SampleParams* params = args.step->sample_params + row;
-    if (params->k <= 0) return;
-    uint8_t* from = args.source + uint64_t(row) * args.source_stride;
-#if LAST
-    if (thread == 0) n_kept = 0;
-#endif
-    const uint first = group.x * CHUNK;
-    uint2 best = 0;
+    const uint chunk = blockIdx.x, row = blockIdx.y, thread = threadIdx.x;
+    const volatile StepHeader* step = args.step; // volatile keeps both loads in front of the test
+    const SampleParams* row_params = step->sample_params + row;
+    if (row >= step->outputs) return;
+    const SampleParams params = *row_params;
+    const uint first = chunk * CHUNK + thread;
+    const Stored* from = (Stored*)(args.source + uint64_t(row) * args.source_stride) + first;
+    Stored stored[EACH];
+    UNROLL for (uint e = 0; e < EACH; e++)
+        stored[e] = first + e * THREADS < args.n ? from[e * THREADS] : 0;
+    __syncthreads(); // else the compiler waits for some loads before it issues others
+    if (params.k <= 0) return;
+    const uint k = uint(params.k), n = FIRST ? args.n : k * (args.n / TOP);
+    uint64_t own[EACH], best = 0;
     UNROLL for (uint e = 0; e < EACH; e++)
     {
-        const uint2 key = candidate(args, from, first + e * THREADS + thread);
-        if (isLess(best, key)) best = key;
+        const uint i = first + e * THREADS;
+        const uint64_t key = keyOf(stored[e], i);
+        own[e] = i < n ? key : uint(key); // the id alone is no candidate
+        best = max(best, own[e]);
     }
-    if (params->k == 1) findLargest(best, thread);
-    else findBest(args, from, first, best, params->k, thread);
-    __syncthreads();
-
     uint8_t* to = args.target + uint64_t(row) * args.target_stride;
 #if LAST
-    const uint k = uint(params->k);
-    if (thread < k)
+    if (k == 1) best = largestOfBlock(best, thread);
+    else
     {
-        const float t = params->temperature, most = logitOf(keys[0]), logit = logitOf(keys[thread]);
-        logits[thread] = logit;
-        masses[thread] = exp(logit - most);
-        sums[thread] = logit / t - most / t
-            + gumbel(params->seed, params->token_index, idOfKey(keys[thread]));
-        const bool exists = keys[thread].x > MINUS_INFINITY;
-        const bool is_last = thread + 1 == k || keys[thread + 1].x <= MINUS_INFINITY;
-        if (exists && is_last) n_kept = thread + 1;
+        if (thread == 0) n_likely = 0;
+        findBest(own, best, k, thread);
+        best = largest;
+        const float most = logitOf(best), t = params.temperature;
+        for (uint i = thread; i < n_found; i += THREADS)
+        {
+            const uint rank = rankOf(keys[i], n_found), id = idOfKey(keys[i]);
+            if (rank >= k) continue;
+            const float logit = logitOf(keys[i]);
+            ids[rank] = id;
+            masses[rank] = exp(logit - most);
+            sums[rank] = logit / t - most / t + gumbel(params.seed, params.token_index, id);
+            if (params.min_p <= 0 || logit >= most + log(params.min_p)) atomicAdd(&n_likely, 1u);
+        }
+        __syncthreads();
     }
-    __syncthreads();
-    if (thread > 0) return;
-    const uint rank = n_kept > 1 ? sampledRank(params, n_kept) : 0;
-    *(float2*)to = float2(float(idOfKey(keys[rank])), logits[0]);
+    if (thread >= SUBGROUP) return;
+    uint id = idOfKey(best);
+    if (k > 1 && n_found > 1) id = ids[sampledRank(params, min(k, n_found), thread)];
+    if (thread == 0) *(float2*)to = float2(float(id), logitOf(best));
 #else
-    for (uint i = thread; i < TOP; i += THREADS)
-        ((uint2*)to)[group.x * TOP + i] = i < uint(params->k) ? keys[i] : 0;
+    const uint chunks = (args.n + CHUNK - 1) / CHUNK;
+    uint64_t* ranked = (uint64_t*)to + chunk;
+    if (k == 1)
+    {
+        best = largestOfBlock(best, thread);
+        if (thread == 0) ranked[0] = best;
+        return;
+    }
+    findBest(own, best, k, thread);
+    for (uint i = thread; i < n_found; i += THREADS)
+    {
+        const uint rank = rankOf(keys[i], n_found);
+        if (rank < k) ranked[rank * chunks] = keys[i];
+    }
+    for (uint rank = n_found + thread; rank < k; rank += THREADS) ranked[rank * chunks] = 0;
 #endif
 }
