@@ -32,7 +32,7 @@ HOT = {
     "gemm_few",
     "gemm_mma",
     "gemm_slots",
-    "gemm_stream",
+    "gemm_split",
     "attention",
     "attention_mma",
     "attention_wide",

@@ -99,7 +99,7 @@ TARGETS = {
     )
 }
 ROWS = Bucket(tokens=32, outputs=32, sequences=1, keys=4096)
-ROW_KERNELS = {"gemm_stream", "gemm_slots", "gemv_slots"}
+ROW_KERNELS = {"gemm_split", "gemm_slots", "gemv_slots"}
 ON_PAGE = (TARGETS["sm_90a"], TARGETS["sm_80"])
 
 

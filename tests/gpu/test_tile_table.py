@@ -18,13 +18,13 @@ from zinc.backends.cuda.tiles import (
     gemm_floats,
     gemm_mma,
     gemm_slots,
-    gemm_stream,
+    gemm_split,
     gemv_slots,
 )
 from zinc.backends.cuda.tiles import gemv as cuda_gemv
 from zinc.backends.cuda.tiles.gemm_few import FewTile
 from zinc.backends.cuda.tiles.gemm_slots import FewSlotTile
-from zinc.backends.cuda.tiles.gemm_stream import StreamTile
+from zinc.backends.cuda.tiles.gemm_split import SplitTile
 from zinc.backends.cuda.tiles.gemv import CudaGemvTile
 from zinc.backends.cuda.tiles.gemv_slots import VectorSlotTile
 from zinc.backends.cuda.tiles.mma_tile import MmaTile
@@ -60,7 +60,7 @@ DEVICES = (
 SHAPES = [(4096, 4096), (12288, 4096), (1024, 12288), (256, 64), (151936, 4096)]
 KEY = TileKey("gemv", GGMLType.Q4_K, 96, 512)
 EXPERTS = replace(KEY, kernel="gemm_experts", n_x=16, experts=8)
-STREAM = replace(KEY, kernel="gemm_stream", n_x=40)
+SPLIT = replace(KEY, kernel="gemm_split", n_x=40)
 SLOTS = replace(EXPERTS, kernel="gemm_slots", n_x=2)
 VECTORS = replace(EXPERTS, kernel="gemv_slots", n_x=1)
 FLOATS_KEY = replace(KEY, kernel="gemm_floats", type=GGMLType.F32, n_x=64)
@@ -154,8 +154,14 @@ def cuda_tiles_of(features: Features, key: TileKey) -> Iterator[tuple[TileKey, T
             few = replace(each, kernel="gemm_few")
             yield few, gemm_few.choose_tile(features, few)
         if 16 < n_x <= 64 and features.warp_groups and key.type not in FLOATS:
-            stream = replace(each, kernel="gemm_stream")
-            yield stream, gemm_stream.choose_tile(features, stream)
+            split = replace(each, kernel="gemm_split")
+            for units in (features.compute_units // 6, features.compute_units):
+                yield (
+                    split,
+                    gemm_split.choose_tile(
+                        features, split, [split.rows], units, gemm_split.MOST_BLOCKS
+                    ),
+                )
         if n_x == 1:
             gemv = replace(gemv, normalises=True)
             yield gemv, cuda_gemv.choose_tile(features, gemv)
@@ -199,11 +205,12 @@ def cuda_tiles_of(features: Features, key: TileKey) -> Iterator[tuple[TileKey, T
         (replace(KEY, kernel="gemm_mma", n_x=64), MmaTile(2, 16, 8, 8, stages=4), "shared memory"),
         (replace(KEY, kernel="gemm_mma", n_x=8), MmaTile(1, 1, 8, 1, splits=8), "splits"),
         (replace(KEY, kernel="gemm_mma", n_x=8), MmaTile(1, 1, 8, 1, passes=2), "passes"),
-        (STREAM, StreamTile(4, 1, 4, 2), "all rows of x"),
-        (replace(STREAM, n_x=32), StreamTile(4, 3, 3, 2), "too many threads"),
-        (replace(STREAM, n_x=32), StreamTile(4, 1, 4, 1), "two stages"),
-        (replace(STREAM, n_x=32), StreamTile(4, 1, 4, 4), "shared memory"),
-        (replace(STREAM, weights=2), StreamTile(8, 3, 2, 2), "registers"),
+        (SPLIT, SplitTile(4, 1, 1, 2), "all rows of x"),
+        (replace(SPLIT, n_x=32), SplitTile(4, 9, 1, 2), "too many threads"),
+        (replace(SPLIT, n_x=32), SplitTile(4, 1, 1, 1), "two stages"),
+        (replace(SPLIT, n_x=32), SplitTile(4, 1, 3, 2), "without columns"),
+        (replace(SPLIT, n_x=32), SplitTile(4, 4, 1, 16), "shared memory"),
+        (SPLIT, SplitTile(8, 5, 1, 2), "registers"),
         (EXPERTS, MmaTile(1, 16, 8, 1, stages=4, by_groups=True), "neither warp groups"),
         (EXPERTS, MmaTile(1, 4, 4, 1, stages=3, passes=2), "a stage for each slab"),
         (EXPERTS, MmaTile(1, 6, 4, 1, stages=3), "multiple of 4"),

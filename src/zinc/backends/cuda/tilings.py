@@ -8,7 +8,7 @@ from zinc.backends.cuda.tiles import (
     gemm_floats,
     gemm_mma,
     gemm_slots,
-    gemm_stream,
+    gemm_split,
     gemv,
     gemv_slots,
 )
@@ -22,7 +22,7 @@ CUDA_TILINGS = {
     "gemm_few": Tiling(gemm_few.FewTile, gemm_few.refusal, gemm_few.seeds),
     "gemm_slots": Tiling(gemm_slots.FewSlotTile, gemm_slots.refusal, gemm_slots.seeds),
     "gemv_slots": Tiling(gemv_slots.VectorSlotTile, gemv_slots.refusal, gemv_slots.seeds),
-    "gemm_stream": Tiling(gemm_stream.StreamTile, gemm_stream.refusal, gemm_stream.seeds),
+    "gemm_split": Tiling(gemm_split.SplitTile, gemm_split.refusal, gemm_split.seeds),
     "gemm_experts": Tiling(MmaTile, gemm_experts.refusal, gemm_experts.seeds),
     "gemm_floats": Tiling(MmaTile, gemm_floats.refusal, gemm_floats.seeds),
 }

@@ -144,6 +144,7 @@ class HalfRowsArguments(Struct):
     x_stride: Annotated[U32, "bytes from row to row"]
     x_run: Annotated[U32, "bytes from run to run of a row"]
     y_rows: Annotated[U32, "rows of a slab"]
+    slabs: Annotated[U16, "of a run; those past the last column are zeros"]
     runs: Annotated[U16, "runs of a row, which become rows of y"]
     dim: U8
 
@@ -259,14 +260,12 @@ class LinearTileArguments(Struct):
     x_rows: Annotated[U32, "rows of a slab of x"]
 
 
-class StreamArguments(Struct):
-    """Arguments of a stream-K GEMM on CUDA's warp groups (gemm_stream.cu)."""
+class SplitArguments(Struct):
+    """Arguments of a split-K GEMM on CUDA's warp groups (gemm_split.cu)."""
 
     product: GemvArguments
     x: Annotated[Bytes, "converted rows of x (half_rows.cuh)"]
     inverses: Annotated[Floats, "of their factors"]
-    partial: Annotated[Floats, "sums of a tile for each block"]
-    flags: Annotated[Uints, "whether each block has stored them"]
 
 
 class ExpertTileArguments(Struct):

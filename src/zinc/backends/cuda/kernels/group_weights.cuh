@@ -23,21 +23,20 @@ struct GroupPlace
 {
     Matrix w;
     uint rows[2], group;
+    uint64_t second = 0; // bytes from the matrix of the first row to that of the second
 
     /// The block index of the group in the first row, for formats with blocks of 256 columns.
     MEMBER uint block() const { return rows[0] * (UNITS / GROUP_UNITS) + group; }
 
     /// The distance from the first row to row h in blocks; a constant unless rows are clamped.
     MEMBER uint blocksTo(uint h) const { return (rows[h] - rows[0]) * (UNITS / GROUP_UNITS); }
-};
 
-/// Prefetches the 128 bytes at an address into L2.
-DEVICE void prefetchL2(const void* p)
-{
-#ifndef ZINC_EMULATED
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-#endif
-}
+    /// Moves an address from the matrix of the first row to that of row h.
+    template <typename T> MEMBER const T* inMatrix(const T* p, uint h) const
+    {
+        return h ? (const T*)((const uint8_t*)p + second) : p;
+    }
+};
 
 /// Returns 1 / x, with an error of one unit in the last place.
 DEVICE float approximateInverse(float x)
@@ -46,7 +45,7 @@ DEVICE float approximateInverse(float x)
     return 1.0f / x;
 #else
     float r;
-    asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 #endif
 }
@@ -65,11 +64,9 @@ struct StoredGroup
     {
         const uint unit = min(place.group * GROUP_UNITS + 4 * i + c, UNITS - 1);
         UNROLL for (uint h = 0; h < 2; h++)
-            units[h][i] = loadStored(place.w, place.rows[h] * UNITS + unit);
+            units[h][i] = loadStored(h ? shifted(place.w, place.second) : place.w, place.rows[h] * UNITS + unit);
     }
 };
-
-DEVICE void prefetchGroup(const GroupPlace&) {}
 
 /// The MMA operands of a lane's units.
 struct GroupWeights

@@ -68,7 +68,7 @@ KERNEL(half_rows, Arguments)
         }
     }
     __syncthreads();
-    if (slab * SLAB >= args.cols) return;
+    if (slab >= args.slabs) return;
     uint4 low, high;
     UNROLL for (uint c = 0; c < 4; c++)
     {

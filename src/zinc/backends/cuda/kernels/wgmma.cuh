@@ -149,7 +149,8 @@ struct MatrixPlace
 
 DEVICE MatrixPlace placeOfMatrix(const uint8_t* b)
 {
-    return { sharedAddress(b) >> 4 | (MATRIX_BYTES >> 4) << 16 };
+    const uint address = sharedAddress(b) & 0x3ffffu; // without the number of the block in a cluster
+    return { address >> 4 | (MATRIX_BYTES >> 4) << 16 };
 }
 
 DEVICE MatrixPlace shifted(MatrixPlace b, uint bytes) { return { b.low + (bytes >> 4) }; }

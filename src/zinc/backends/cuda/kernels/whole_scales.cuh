@@ -83,8 +83,8 @@ struct StoredGroup
         UNROLL for (uint h = 0; h < 2; h++)
         {
             const uint units = GROUP_UNITS * place.blocksTo(h) + 4 * i;
-            nibbles[h][i] = loadWeights16(q + units);
-            bits[h][i] = loadWeights8(high + units);
+            nibbles[h][i] = loadWeights16(place.inMatrix(q + units, h));
+            bits[h][i] = loadWeights8(place.inMatrix(high + units, h));
         }
         if (i == 0) loadScales(place, c);
     }
@@ -96,8 +96,8 @@ struct StoredGroup
         UNROLL for (uint h = 0; h < 2; h++)
         {
             const uint at = 9 * place.blocksTo(h);
-            UNROLL for (uint k = 0; k < 2; k++) scales[h][k] = loadWeights2(own + at + 4 * k);
-            d[h] = loadWeights2(s + at + 8);
+            UNROLL for (uint k = 0; k < 2; k++) scales[h][k] = loadWeights2(place.inMatrix(own + at + 4 * k, h));
+            d[h] = loadWeights2(place.inMatrix(s + at + 8, h));
         }
     }
 
@@ -213,11 +213,11 @@ struct StoredGroup
         UNROLL for (uint h = 0; h < 2; h++)
         {
             const uint blocks = place.blocksTo(h), units = GROUP_UNITS * blocks + 4 * i;
-            nibbles[h][i] = loadWeights16(q + units);
+            nibbles[h][i] = loadWeights16(place.inMatrix(q + units, h));
 #if FORMAT == Q5_K
-            bits[h][i] = loadWeights4(place.w.h + unit + units);
+            bits[h][i] = loadWeights4(place.inMatrix(place.w.h + unit + units, h));
 #endif
-            if (i == 0) heads[h] = loadWeights16(s + blocks);
+            if (i == 0) heads[h] = loadWeights16(place.inMatrix(s + blocks, h));
         }
     }
 
@@ -288,15 +288,6 @@ struct StoredGroup
 };
 
 #endif
-
-/// Prefetches a group of one row into L2, without the scales.
-DEVICE void prefetchGroup(const GroupPlace& place)
-{
-    prefetchL2((uint4*)place.w.q + place.block() * GROUP_UNITS);
-#if FORMAT == Q6_K
-    prefetchL2((uint2*)place.w.h + place.block() * GROUP_UNITS);
-#endif
-}
 
 #if FOLD_MINIMUMS
 /// Returns whether products with d are negligible beside those with e: d is 0, or e / d exceeds the

@@ -31,14 +31,23 @@ NO_ROWS = HalfRows()
 
 
 def converted(
-    x: Ref, cols: int, runs: int, batch: int, at: Addresses, bucket: Bucket, by_row: bool = False
+    x: Ref,
+    cols: int,
+    runs: int,
+    batch: int,
+    at: Addresses,
+    bucket: Bucket,
+    by_row: bool = False,
+    multiple: int = SLAB,
 ) -> tuple[Dispatch, HalfRows]:
     """Return the conversion of rows with `runs` runs of `cols` columns, and where the rows will be.
 
-    A slab has room for whole tiles of `batch` rows. by_row: kernels gather the rows.
+    A slab has room for whole tiles of `batch` rows. Zeros fill the columns up to a multiple of
+    `multiple`. by_row: kernels gather the rows.
     """
     n = bucket.rows(x.dim) * runs
-    n_rows, n_slabs = ceil_div(n, batch) * batch, ceil_div(cols, SLAB)
+    n_rows = ceil_div(n, batch) * batch
+    n_slabs = ceil_div(cols, multiple) * multiple // SLAB
     n_bytes = n_slabs * n_rows * SLAB_ROW_BYTES
     address = at.scratch.take(n_bytes + 4 * n_rows)
     made = HalfRows(address, address + n_bytes, n_rows)
@@ -51,6 +60,7 @@ def converted(
         x_stride=x.stride,
         x_run=row_bytes(x.format, cols) if runs > 1 else 0,
         y_rows=n_rows,
+        slabs=n_slabs,
         runs=runs,
         dim=dim_code(x.dim, bucket),
     )

@@ -2,8 +2,8 @@
 
 Kernels for few rows of x read 8-bit blocks. For more rows, `half_rows` converts them to float16
 first (half_rows.py), once for all products of a launch. One or two rows have a GEMV, 3 to 16 rows a
-GEMM of evenly divided blocks (few_rows.py), 17 to 64 rows a stream-K GEMM where warp groups exist
-(stream.py), few slots of each expert kernels of their own (slots.py), and float weights a GEMM
+GEMM of evenly divided blocks (few_rows.py), 17 to 64 rows a split-K GEMM where warp groups exist
+(split.py), few slots of each expert kernels of their own (slots.py), and float weights a GEMM
 (float_products.py). Experts of float weights and batch-invariant mode keep the shared lowerings.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 
-from zinc.backends.cuda.lower import few_rows, float_products, gemv, slots, stream
+from zinc.backends.cuda.lower import few_rows, float_products, gemv, slots, split
 from zinc.backends.cuda.lower.half_rows import GROUP, NO_ROWS, HalfRows, converted
 from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.cuda.tiles import gemm_experts, gemm_mma
@@ -42,8 +42,8 @@ SUM_THREADS = 128  # of moe_sum
 def linear_products(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     if few_rows.takes(launch, at, bucket):
         return few_rows.linear(launch, at, bucket)
-    if stream.takes(launch, at, bucket):
-        return stream.linear(launch, at, bucket)
+    if split.takes(launch, at, bucket):
+        return split.linear(launch, at, bucket)
     x, products = rows(launch, "x"), linear.products_of(launch, at)
     if _takes_rows(at, bucket, x, few_rows.FEWEST_ROWS):
         return _side_by_side(products, at, bucket)
@@ -61,8 +61,8 @@ def gated_products(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
         return float_products.dispatches(products, at, bucket, in_order=True)
     if few_rows.takes(launch, at, bucket):
         return few_rows.linear_glu(launch, at, bucket)
-    if stream.takes(launch, at, bucket):
-        return stream.linear_glu(launch, at, bucket)
+    if split.takes(launch, at, bucket):
+        return split.linear_glu(launch, at, bucket)
     if not _takes_rows(at, bucket, x, few_rows.FEWEST_ROWS):
         return gemv.linear_glu(launch, at, bucket)
     products = linear.gated_products_of(launch, at, bucket, joins=True)

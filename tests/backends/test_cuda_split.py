@@ -1,4 +1,4 @@
-"""CUDA's stream-K GEMM of 17 to 64 rows of x, on the emulator."""
+"""CUDA's split-K GEMM of 17 to 64 rows of x, on the emulator."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ops.running import run
 
 from zinc.backends import api
 from zinc.backends.cuda import CUDA_KERNELS, compiler
-from zinc.backends.cuda.tiles import gemm_stream
-from zinc.backends.cuda.tiles.gemm_stream import StreamTile
+from zinc.backends.cuda.tiles import gemm_split
+from zinc.backends.cuda.tiles.gemm_split import SplitTile
 from zinc.engine.load.self_test import BLOCK_TOKENS
 from zinc.gpu.addresses import NominalAddresses
 from zinc.gpu.bucket import Bucket
@@ -56,12 +56,12 @@ def gated(type: GGMLType, rows: int, cols: int, tokens: int) -> Case:
 
 
 def dispatches(case: Case) -> list[Dispatch]:
-    """Return the dispatches of gemm_stream for a case."""
+    """Return the dispatches of gemm_split for a case."""
     plan = make_plan(case.graph, api.kernels("cuda"), max_tokens=64, max_outputs=64)
     bucket = Bucket.of_step(plan, case.step(BLOCK_TOKENS))
     at = NominalAddresses(FIVE_UNITS, "f16")
     lowered = CUDA_KERNELS.lower_all(plan.launches, at, bucket)
-    return [x for x in lowered if x.kernel.name == "gemm_stream"]
+    return [x for x in lowered if x.kernel.name == "gemm_split"]
 
 
 def error_of(case: Case) -> float:
@@ -74,7 +74,7 @@ def error_of(case: Case) -> float:
 
 @pytest.fixture(autouse=True)
 def takes_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm_stream, "takes_stream", lambda *args: 16 < args[-1] <= 64)
+    monkeypatch.setattr(gemm_split, "takes_split", lambda *args: 16 < args[-1] <= 64)
 
 
 T = GGMLType
@@ -102,13 +102,13 @@ def test_products_agree_with_the_reference(name: str) -> None:
 @pytest.mark.parametrize(
     "tile",
     [
-        pytest.param(StreamTile(4, *sizes), marks=pytest.mark.every)
-        for sizes in ((1, 1, 2), (2, 1, 3), (1, 3, 2))
+        pytest.param(SplitTile(4, *sizes), marks=pytest.mark.every)
+        for sizes in ((2, 1, 2), (1, 4, 3), (3, 2, 2))
     ],
 )
-def test_products_of_other_tiles(tile: StreamTile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_of_other_tiles(tile: SplitTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give blocks more units than stages, and whole tiles besides the ones they share."""
-    monkeypatch.setattr(gemm_stream, "_formula", lambda key: tile)
+    monkeypatch.setattr(gemm_split, "_formula", lambda *args: tile)
     assert error_of(linear([T.Q4_K], [520], 1024, 18)) <= TOLERANCE
 
 
