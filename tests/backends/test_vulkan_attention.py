@@ -7,17 +7,29 @@ from ops.attention_steps import CASES, errors
 from present import absent
 
 from zinc.backends import api
+from zinc.gpu.lower import attention
 
 pytestmark = pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulkan", ""))
 
 
 # "turns" need a large GPU, and the kernels of the others run in further cases.
 REPEATED = {"turns", "grouped", "narrow-values"}
+EVERY = pytest.mark.every
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.every if x in REPEATED else ()) for x in CASES]
+    "name", [pytest.param(x, marks=EVERY if x in REPEATED else ()) for x in CASES]
 )
 def test_prompts_and_decode_agree_with_ref(name):
+    found, tolerance = errors(api.create("vulkan"), name)
+    assert max(found) <= tolerance
+
+
+@pytest.mark.parametrize("name", ["wide-group", "normed", pytest.param("latent", marks=EVERY)])
+def test_new_keys_of_a_step_may_lie_in_several_splits(name, monkeypatch):
+    """Splits of two keys, so that no workgroup has all keys of a step's tokens."""
+    monkeypatch.setattr(attention, "MIN_KEYS", 1)
+    monkeypatch.setattr(attention, "MIN_UNITS", 1 << 16)
+    monkeypatch.setattr(attention, "SHALLOW_KEYS", 0)
     found, tolerance = errors(api.create("vulkan"), name)
     assert max(found) <= tolerance

@@ -172,7 +172,7 @@ def test_few_registers_of_any_kernel_are_spilled_on_intel(recorded_intel):
     for k in recorded_intel:
         spills[k["gpu"]] += k["spills"]
     assert spills["bmg"] == spills["lnl"] == 0
-    assert spills["dg2"] <= 100
+    assert spills["dg2"] <= 110
 
 
 # -- barriers -------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_few_registers_of_any_kernel_are_spilled_on_intel(recorded_intel):
 
 def test_no_barrier_of_a_decode_step_acts_on_a_cache(gpu, recorded):
     usual, coherent = (recorded["steps"][gpu][kernels] for kernels in ("usual", "coherent"))
-    assert coherent["waits"] == usual["waits"] > 60
+    assert coherent["waits"] == usual["waits"] > 50
     assert coherent["cache_actions"] == {}
     assert usual["l2_flushes"] == usual["waits"]  # what coherent kernels are for
 

@@ -44,12 +44,12 @@ the code. No GPU is needed: the tables say what NVRTC {version} compiled, not ho
 
 The kernels are those of Qwen3 8B, Qwen3.6 35B-A3B, gpt-oss 20B and Gemma 3 1B in Q4_K_M (experts of
 gpt-oss: MXFP4) with a float16 KV cache: in decode after 16,384 tokens, in decode of 8 sequences
-(streams) and in a prompt of 512 tokens. Qwen3.6 also runs with states that can be rolled back
-(speculation). Of Kimi Linear, only latent attention (`HEAD_DIM` 576) and Kimi Delta Attention
-(`CHANNELS`) are listed, the latter with and without such states, and of DeepSeek V3.2 only sparse
-attention (`select_keys` and `SELECTED` 1). The kernels are compiled for {first} and
-{second}. A cell has one number if both agree, else one for each; – means that the
-device does not run this kernel.
+(streams), in steps of 8 drafted tokens (drafts) and in a prompt of 512 tokens. Qwen3.6 also runs
+with states that can be rolled back (speculation). Of Kimi Linear, only latent attention
+(`HEAD_DIM` 576) and Kimi Delta Attention (`CHANNELS`) are listed, the latter with and without such
+states, and of DeepSeek V3.2 only sparse attention (`select_keys` and `SELECTED` 1). The kernels are
+compiled for {first} and {second}. A cell has one number if both
+agree, else one for each; – means that the device does not run this kernel.
 
 Each kernel appears once, under the first op and step that runs it. Macros that all kernels of a
 table have in common are listed above the table. *Spilled* counts the bytes that a thread stores and

@@ -48,10 +48,12 @@ ATTRIBUTES = {"activation": "act"}
 # Sections that are stored as text, so that a change shows as a diff. Others are stored as digests.
 IN_FULL = {"cpu", "vulkan", *(f"vulkan gpu f16 {step}" for step in ("decode", "prompt"))}
 
-# Steps of one token, of one token of each of eight sequences, and of a prompt.
+# Steps of one token, of one token of each of eight sequences, of eight drafted tokens, and of a
+# prompt.
 BUCKETS = {
     "decode": Bucket(tokens=1, outputs=1, sequences=1, keys=16384, is_decode=True, samples=True),
     "streams": Bucket(tokens=8, outputs=8, sequences=8, keys=4096, is_decode=True),
+    "drafts": Bucket(tokens=8, outputs=8, sequences=1, keys=256),
     "prompt": Bucket(tokens=512, outputs=1, sequences=1, keys=4096),
 }
 # A GPU with matrix instructions, and lavapipe.

@@ -78,19 +78,27 @@ def test_a_launch_waits_for_the_launches_whose_outputs_it_reads(name: str) -> No
 
 @pytest.mark.parametrize("name", ["qwen3", "gptoss", "qwen35moe", "gemma4e"])
 @pytest.mark.parametrize("matrix", [False, True])
-def test_attention_of_one_token_prepares_its_own_heads(name: str, matrix: bool) -> None:
+def test_attention_of_few_tokens_prepares_its_own_heads(name: str, matrix: bool) -> None:
     plan = plan_of(name)
     features = Features(32, cooperative_matrix=matrix, compute_units=132, shared_bytes=49152)
-    rows = {Dim.TOKENS: 1, Dim.OUTPUTS: 1, Dim.SEQUENCES: 1, Dim.CONSTANT: 1}
 
     def levels(bucket: Bucket) -> list[list[Node]]:
         at = NominalAddresses(features, "f16", 64)
         return dispatch_graph(SLANG_KERNELS, plan, dependencies(plan, bucket), at, bucket).levels()
 
-    for bucket in (DEEP, Bucket(1, 1, 1, 256), Bucket(2, 1, 1, 512)):
+    has_sinks = name == "gptoss"
+    for bucket, prepares in (
+        (DEEP, True),
+        (Bucket(1, 1, 1, 256), not has_sinks),
+        (Bucket(8, 1, 1, 512), True),
+        (Bucket(16, 1, 16, 512, is_decode=True), True),
+        (Bucket(16, 1, 1, 256), not has_sinks),
+        (Bucket(16, 1, 1, 512), False),
+    ):
         found = levels(bucket)
         kernels = [plan.launches[node.launch].kernel for level in found for node in level]
-        assert ("rope_attention" in kernels) is (bucket == DEEP)
+        assert ("rope_attention" in kernels) is prepares
+        rows = {dim: bucket.rows(dim) for dim in Dim}
         for level in found:
             touched = [
                 list(accesses(plan.launches[i], rows)) for i in {node.launch for node in level}

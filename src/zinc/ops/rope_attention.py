@@ -1,8 +1,8 @@
-"""RoPE, the cache write and attention of one layer in one op, for decode.
+"""RoPE, the cache write and attention of one layer in one op, for steps of few tokens.
 
-It replaces `rope_store` and the `attention` after it in steps whose attention a backend splits over
-the keys. The rotated queries are not stored. The output may overlap q, k and v in memory, so a
-kernel must have read them before it writes, unless its backend holds the inputs of fused nodes.
+It replaces `rope_store` and the `attention` after it in the steps that suit a backend's kernel. The
+rotated queries are not stored. The output may overlap q, k and v in memory, so a kernel must have
+read them before it writes, unless its backend holds the inputs of fused nodes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _cost(node: Node) -> Cost:
 
 
 def _no_cases() -> Iterator[Case]:
-    return iter(())  # runs in the case "deep-one" of attention
+    return iter(())  # runs in the cases of attention that have few tokens
 
 
 def _fused(store: Node, attention: Node) -> Node | None:

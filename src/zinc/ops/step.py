@@ -73,8 +73,11 @@ class StepCondition:
     def __str__(self) -> str:
         first, last = self.tokens
         if self.is_decode:
+            one = "1 token a sequence"
+            if last < MOST_TOKENS:
+                one += f" in steps of up to {last}"
             few = [f"up to {most} after {keys}" for most, keys in self.or_few]
-            tokens = ", or ".join(["1 token a sequence", *few])
+            tokens = ", or ".join([one, *few])
         elif first == last:
             tokens = "1 token" if first == 1 else f"{first} tokens"
         else:

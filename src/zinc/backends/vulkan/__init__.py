@@ -45,7 +45,9 @@ def host_of(device: Device) -> VulkanHost:
 class VulkanKernels(GpuKernels):
     name = "vulkan"
     kernel_set = SLANG_KERNELS
-    capabilities = Capabilities(BackendKind.DEVICE, rollback=True, host_rows=True)
+    capabilities = Capabilities(
+        BackendKind.DEVICE, holds_fused_inputs=True, rollback=True, host_rows=True
+    )
 
 
 class VulkanBackend(VulkanKernels, GpuBackend):

@@ -18,7 +18,9 @@ from zinc.gpu.arguments.layout import (
     F32,
     I32,
     U8,
+    U14,
     U16,
+    U24,
     U32,
     U64,
     UINT32,
@@ -582,46 +584,46 @@ class SelectedAttentionArguments(AttentionArguments):
 
 
 class RopeAttentionArguments(Struct):
-    """Arguments of attention of one token that prepares and stores its own heads first."""
+    """Arguments of attention of few tokens that prepares and stores its own heads first."""
 
     step: StepAddress
     q: Bytes
     k: Bytes
     v: Annotated[Bytes, "null if values are the last dimensions of keys"]
-    table: Annotated[Bytes, "cosines, then sines of the token's angles"]
+    table: Annotated[Bytes, "cosines, then sines of each token's angles"]
     q_norm: Bytes
     k_norm: Bytes
     keys: Bytes
     values: Annotated[Bytes, "the keys if values are their last dimensions"]
-    partial: Annotated[Float4s, "sums of each split"]
+    partial: Annotated[Float4s, "sums of each split; if there is one split, rows of the output"]
+    q_stride: U32
+    k_stride: U32
+    v_stride: U32
     key_block: Annotated[U32, "bytes of a block of keys"]
     value_block: U32
     n_heads: U16
     n_kv_heads: U16
+    splits: Annotated[U8, "workgroups that share the keys"]
+    out_stride: U24
     block_shift: Annotated[U8, "log2 of the tokens of a block"]
     block_table: Annotated[U8, "index of the layer's block table"]
-    is_one_token: Flag
+    table_stride: Annotated[U14, "float32 numbers from row to row"]
+    is_one_token: Annotated[Flag, "the step has one token, so its header need not be read"]
+    normalises_v: Flag
     window: U32
-    splits: Annotated[U32, "workgroups that share the keys"]
     scale: F32
     softcap: F32
     eps: F32
-    normalises_v: U32
 
 
 class DecodeAttentionArguments(RopeAttentionArguments):
-    """Arguments of attention of one token a sequence whose workgroups merge the splits."""
+    """Arguments of attention of few tokens whose workgroups merge the splits."""
 
     sinks: Floats
     out: Bytes
     arrived: Annotated[
         Uints, "splits that have ended, for each token and group of heads; 0 between steps"
     ]
-    q_stride: U32
-    k_stride: U32
-    v_stride: U32
-    table_stride: U32
-    out_stride: U32
 
 
 class AttentionTileArguments(Struct):

@@ -47,7 +47,12 @@ from zinc.ops.node import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import Dim, KVState, RowFormat
 
+SHALLOW_KEYS = 256  # up to this many keys, one workgroup with more waves is faster than a merge
 FEW_TOKENS = 16  # largest step that uses the kernels for few queries
+# Pairs (tokens of a step, keys) up to which these kernels prepare the heads of several tokens of a
+# sequence. A workgroup has the new keys and values of all tokens in shared memory, and those of 16
+# tokens leave too little of it for the matrices that steps with more keys use.
+PREPARED_TOKENS = ((8, 1 << 20), (16, SHALLOW_KEYS))
 
 # Few queries, vector arithmetic. For each of its heads, a thread keeps some chunks of eight
 # dimensions of the query and of the sums in registers.
@@ -55,7 +60,6 @@ MAX_CHUNKS = 4
 WAVES = 4
 AT_ONCE = 2  # keys that a lane loads ahead
 MAX_SUMS = 4096  # float32 partial sums of all waves in shared memory
-SHALLOW_KEYS = 256  # up to this many keys, one workgroup with more waves is faster than a merge
 SHALLOW_WAVES = 16
 MIN_KEYS = 64  # keys of a split; fewer are not worth a merge
 GROUPS_A_UNIT = 3  # workgroups for each compute unit
@@ -107,12 +111,14 @@ def with_output_format(
 
 @fuses("rope_attention")
 def rope_attention_steps(node: Node) -> StepCondition | None:
-    """Return the steps of one token that have enough keys to split, None if heads do not suit."""
-    state = node.input("cache")
+    """Return the steps in which few tokens attend, None if the heads of `node` do not suit."""
+    state, has_sinks = node.input("cache"), node.input("sinks") is not None
     assert isinstance(state, KVState)
-    if not prepares_heads(node) or 0 < state.window <= SHALLOW_KEYS:
+    # Attention sinks are added when splits are merged, so they need enough keys to split.
+    if not prepares_heads(node) or (has_sinks and 0 < state.window <= SHALLOW_KEYS):
         return None
-    return StepCondition((1, 1), min_keys=SHALLOW_KEYS + 1)
+    fewest = SHALLOW_KEYS + 1 if has_sinks else 0
+    return StepCondition((1, FEW_TOKENS), fewest, is_decode=True, or_few=PREPARED_TOKENS)
 
 
 def prepares_heads(node: Node) -> bool:
@@ -128,39 +134,67 @@ def prepares_heads(node: Node) -> bool:
 def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     """Lower the op `rope_attention`."""
     state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
-    cut = few_cut(state, n_heads, at, bucket)
-    # The kernel needs at least two splits, even if the heads alone fill a small device.
-    return rope_attention_of(launch, at, bucket, replace(cut, splits=max(2, cut.splits)))
+    most_own = _most_own(bucket)
+    cut = few_cut(state, n_heads, at, bucket, most_own=most_own)
+    if launch.input("sinks") is not None:
+        cut = replace(cut, splits=max(2, cut.splits))  # the merge adds them
+    defines = {"MOST_OWN": most_own, "ONE_SPLIT": int(cut.splits == 1)}
+    cut = replace(cut, defines=(*cut.defines, *defines.items()))
+    split, merged = rope_attention_of(launch, at, bucket, cut)
+    return [split, merged] if cut.splits > 1 else [split]
 
 
-def rope_attention_of(launch: Launch, at: Addresses, bucket: Bucket, cut: Cut) -> list[Dispatch]:
-    """Return the dispatches of attention whose workgroups normalise and rotate their own heads.
+def _most_own(bucket: Bucket) -> int:
+    """Return the most tokens of a sequence in steps of a kernel: one, or a limit of few tokens.
 
-    They do so while their first keys are loaded, which saves a level of dispatches.
+    Each limit has one kernel, because a kernel for fewer tokens would only save shared memory.
+    """
+    if bucket.tokens == 1 or bucket.is_decode:
+        return 1
+    return next(most for most, _ in PREPARED_TOKENS if bucket.tokens <= most)
+
+
+def rope_attention_of(
+    launch: Launch, at: Addresses, bucket: Bucket, cut: Cut
+) -> tuple[Dispatch, Dispatch]:
+    """Return attention whose workgroups normalise and rotate the heads they need, and its merge.
+
+    They do so while their first keys are loaded, which saves a level of dispatches. With one split
+    they write the output, and the merge must not run.
     """
     q, k, v = (launch.input(name) for name in ("q", "k", "v"))
     state, (y,) = operand(launch, "cache", KVState), launch.outputs
     _check(state, at.kv(state))
     attrs = launch.attributes
     n_heads = int(attrs["n_heads"])
+    floats = y if y.format is RowFormat.F32 else None
     kernel = _few_kernel(
         launch,
         at,
         cut,
-        in_vectors(at, *(x for x in (q, k, v) if isinstance(x, Ref))),
+        in_vectors(at, *(x for x in (q, k, v) if isinstance(x, Ref)), floats),
         ("NEOX", int(attrs["neox"])),
         ("PREPARES", 1),
         ("ROPE_DIMS", int(attrs["rope_dims"])),
         ("WIDTH", max(state.head_dim, state.head_dim_v)),
     )
-    partial = at.scratch.take(bucket.tokens * cut.splits * partial_bytes(state, n_heads))
+    partial = at.ref(y)
+    if cut.splits > 1:
+        partial = at.scratch.take(bucket.tokens * cut.splits * partial_bytes(state, n_heads))
+    (q_at, q_stride), (k_at, k_stride), (v_at, v_stride) = (ref_or_null(at, x) for x in (q, k, v))
+    table_at, table_stride = ref_or_null(at, launch.input("table"))
     arguments = RopeAttentionArguments(
         **cache_fields(state, at.kv(state)),
         step=at.step,
-        q=ref_or_null(at, q)[0],
-        k=ref_or_null(at, k)[0],
-        v=ref_or_null(at, v)[0],
-        table=ref_or_null(at, launch.input("table"))[0],
+        q=q_at,
+        k=k_at,
+        v=v_at,
+        table=table_at,
+        q_stride=q_stride,
+        k_stride=k_stride,
+        v_stride=v_stride,
+        table_stride=table_stride // 4,
+        out_stride=y.stride,
         q_norm=vector_or_null(at, launch.input("q_norm")),
         k_norm=vector_or_null(at, launch.input("k_norm")),
         partial=partial,
@@ -171,13 +205,13 @@ def rope_attention_of(launch: Launch, at: Addresses, bucket: Bucket, cut: Cut) -
         scale=float(attrs["scale"]),
         softcap=float(attrs["softcap"]),
         eps=float(attrs["eps"]),
-        normalises_v=int(attrs["v_norm"]),
+        normalises_v=bool(attrs["v_norm"]),
     )
     parts = ceil_div(n_heads // state.n_heads, cut.each)
-    return [
-        Dispatch(kernel, arguments, (cut.splits, state.n_heads * parts, 1)),
+    return (
+        Dispatch(kernel, arguments, (cut.splits, state.n_heads * parts, bucket.tokens)),
         merge(launch, at, bucket, cut.splits, partial, at.ref(y)),
-    ]
+    )
 
 
 def _check(state: KVState, cache: DeviceKV) -> None:
@@ -220,7 +254,7 @@ def _few(
         cut = few_cut(state, n_heads, at, bucket)
     else:
         seen = replace(bucket, keys=min(bucket.keys, selected.cols))
-        cut = _vectors(state, n_heads, at, seen, splits_few=False)
+        cut = _vectors(state, n_heads, at, seen)
     splits = cut.splits
     kernel = _few_kernel(
         launch,
@@ -317,15 +351,33 @@ class Cut:
 
 
 def few_cut(
-    state: KVState, n_heads: int, at: Addresses, bucket: Bucket, splits_few: bool = False
+    state: KVState,
+    n_heads: int,
+    at: Addresses,
+    bucket: Bucket,
+    *,
+    splits_few: bool = False,
+    most_own: int = 0,
 ) -> Cut:
-    """Return how to divide attention of few tokens. splits_few: split the keys even if few."""
-    vectors = _vectors(state, n_heads, at, bucket, splits_few)
+    """Return how to divide attention of few tokens.
+
+    splits_few: split the keys even if few. most_own: most tokens of a sequence in the step, if the
+    kernel prepares their heads, else 0.
+    """
+    vectors = _vectors(state, n_heads, at, bucket, splits_few=splits_few, most_own=most_own)
     fewest = MATRIX_HEADS if at.features.narrow_matrix else vectors.each + 1
-    return _matrices(state, n_heads, at, bucket, fewest) or vectors
+    return _matrices(state, n_heads, at, bucket, fewest, most_own) or vectors
 
 
-def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket, splits_few: bool) -> Cut:
+def _vectors(
+    state: KVState,
+    n_heads: int,
+    at: Addresses,
+    bucket: Bucket,
+    *,
+    splits_few: bool = False,
+    most_own: int = 0,
+) -> Cut:
     repeats, features = n_heads // state.n_heads, at.features
     lanes = min(features.subgroup, power_of_two(ceil_div(state.head_dim, 8)))
     chunks = ceil_div(state.head_dim, 8 * lanes)
@@ -334,7 +386,12 @@ def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket, splits
     parts = ceil_div(repeats, max(1, max_chunks // chunks))
     each = ceil_div(repeats, parts)
     sums, keys = each * state.head_dim_v, visible_keys(state, bucket)
-    waves = max(1, min(WAVES, MAX_SUMS // sums))
+    prepared = PreparedHeads(state, each, features.subgroup, most_own)
+    taken = prepared.own_bytes + SHALLOW_WAVES * 8 * each
+    if features.has_fewest_registers and chunks > 1:
+        taken += 32 * each * chunks * lanes  # queries stay in shared memory
+    most_waves = prepared.most_waves(sums, features.shared_bytes - taken)
+    waves = max(1, min(WAVES, MAX_SUMS // sums, most_waves))
     if at.features.batch_invariant:
         fitting = INVARIANT_BYTES // (INVARIANT_TOKENS * partial_bytes(state, n_heads))
         wanted = wanted_splits(at, state.n_heads * parts, GROUPS_A_UNIT)
@@ -343,19 +400,52 @@ def _vectors(state: KVState, n_heads: int, at: Addresses, bucket: Bucket, splits
         wanted = wanted_splits(at, state.n_heads * parts * bucket.tokens, GROUPS_A_UNIT)
         splits = max(1, min(wanted, keys // MIN_KEYS, MAX_SPLITS))
         if keys <= SHALLOW_KEYS and splits > 1 and not splits_few:
-            taken = SHALLOW_WAVES * 8 * each
-            if features.has_fewest_registers and chunks > 1:
-                taken += 32 * each * chunks * lanes  # queries stay in shared memory
-            room = (at.features.shared_bytes - taken) // (4 * sums)
-            waves, splits = max(waves, min(SHALLOW_WAVES, room)), 1
+            waves, splits = max(waves, min(SHALLOW_WAVES, most_waves)), 1
     wide = chunks > 1 or features.has_fewest_registers
     at_once = 1 if features.has_few_registers and wide else AT_ONCE
     defines = (("AT_ONCE", at_once), ("LANES", lanes), ("WAVES", waves))
     return Cut("attention", each, splits, defines)
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedHeads:
+    """Shared memory of a workgroup for the heads that it prepares (few_queries.slang).
+
+    each: query heads. most_own: most tokens of a sequence in the step, whose keys and values it may
+    prepare too; 0 if it prepares no heads.
+    """
+
+    state: KVState
+    each: int
+    subgroup: int
+    most_own: int
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of keys and values as float16."""
+        return 2 * self.most_own * (self.state.head_dim + self.state.head_dim_v)
+
+    def slot_bytes(self, waves: int) -> int:
+        """Return the bytes of the slots in which `waves` subgroups prepare heads, as float32."""
+        if not self.most_own:
+            return 0
+        width = max(self.state.head_dim, self.state.head_dim_v)
+        slots = 2 if self.most_own == 1 else min(2 * self.most_own, waves)
+        return 16 * (self.each + slots) * self.subgroup * ceil_div(width, 4 * self.subgroup)
+
+    def most_waves(self, sums: int, n_bytes: int) -> int:
+        """Return how many subgroups find room in `n_bytes`: for slots, then for their sums.
+
+        sums: float32 sums of a subgroup, which reuse the memory of the slots.
+        """
+        most = n_bytes // (4 * sums)
+        while most > 1 and self.slot_bytes(most) > n_bytes:
+            most -= 1
+        return most
+
+
 def _matrices(
-    state: KVState, n_heads: int, at: Addresses, bucket: Bucket, fewest: int
+    state: KVState, n_heads: int, at: Addresses, bucket: Bucket, fewest: int, most_own: int
 ) -> Cut | None:
     """Return how to divide attention with matrices.
 
@@ -369,10 +459,11 @@ def _matrices(
     each = ceil_div(repeats, parts)
     tile = max(TILE_KEYS * (max(dims) // 8 + 1), columns * (state.head_dim_v // 4 + 1))
     scored = columns * (4 * (TILE_KEYS + 4) + 2 * (TILE_KEYS + 8) + 4) + 8 * each
-    own = 2 * sum(dims)  # key and value of the token itself, if the kernel prepares heads
+    prepared = PreparedHeads(state, each, features.subgroup, max(1, most_own))
+    own = prepared.own_bytes
     waves = min(MATRIX_WAVES, power_of_two((MATRIX_BYTES - own) // (16 * tile + scored) + 1) // 2)
-    head = features.subgroup * ceil_div(max(dims), 4 * features.subgroup)
-    tiles = max(waves * tile, columns * (state.head_dim // 8 + 1) + head * (each + 2))
+    queries = 16 * columns * (state.head_dim // 8 + 1)
+    tiles = max(16 * waves * tile, queries + prepared.slot_bytes(waves))
     if (
         not features.cooperative_matrix
         or features.matrix != SQUARE
@@ -381,7 +472,7 @@ def _matrices(
         or any(dim % 16 for dim in dims)
         or max(dims) > (MAX_MATRIX_DIM if features.narrow_matrix else MAX_WIDE_DIM)
         or cache.block_tokens < TILE_KEYS
-        or 16 * tiles + waves * scored + own > features.shared_bytes
+        or tiles + waves * scored + own > features.shared_bytes
         or visible_keys(state, bucket) <= SHALLOW_KEYS
     ):
         return None

@@ -246,7 +246,7 @@ DEVICE HeadSource headSource(ARGS, KeySplit split, uint r)
     const uint index = r < ROWS ? 0 : r - ROWS;
     const uint token
         = r < ROWS ? split.tokenOf(r) : split.own_token + split.firstOwn() + index / 2;
-    float* table = (float*)rowAt(args.table, token, args.table_stride);
+    float* table = (float*)args.table + token * args.table_stride;
     if (r < ROWS) return { split.query(args, r), HEAD_DIM, args.q_norm, false, table };
     if (index % 2 == 0 || V_FROM_K)
     {

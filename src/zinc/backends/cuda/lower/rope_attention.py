@@ -21,7 +21,7 @@ from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.lower import attention
 from zinc.gpu.lower.attention import Cut
-from zinc.gpu.lower.operands import operand, ref_or_null
+from zinc.gpu.lower.operands import operand
 from zinc.ops.node import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import KVState
@@ -72,14 +72,9 @@ def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
     n_splits, n_groups, _ = split.groups
     arguments = DecodeAttentionArguments.extending(
         given,
-        q_stride=ref_or_null(at, launch.input("q"))[1],
-        k_stride=ref_or_null(at, launch.input("k"))[1],
-        v_stride=ref_or_null(at, launch.input("v"))[1],
-        table_stride=ref_or_null(at, launch.input("table"))[1],
         sinks=merged.sinks,
         out=merged.out,
         arrived=at.counters.take(bucket.tokens * n_groups),
-        out_stride=launch.outputs[0].stride,
     )
     tiles = bucket.tiles(dict(cut.defines).get("TILE_TOKENS", 1))
     defines = (*split.kernel.defines, ("ONE_TOKEN", int(bucket.tokens == 1)))
