@@ -10,10 +10,11 @@ import pytest
 from backends.test_cuda_compiler import SPILLED_BYTES, needs_nvrtc
 from backends.test_cuda_warp_groups import H100
 from cuda_emulator import emulated
+from nvrtc import compiled
 from ops.running import run
 
 from zinc.backends import api
-from zinc.backends.cuda import CUDA_KERNELS, compiler
+from zinc.backends.cuda import CUDA_KERNELS
 from zinc.backends.cuda.tiles import gemm_experts
 from zinc.backends.cuda.tiles.mma_tile import MmaTile
 from zinc.engine.load.self_test import BLOCK_TOKENS
@@ -99,6 +100,6 @@ def test_tiles_take_most_experts_slots_at_once(tokens: int, batch: int, passes: 
 )
 def test_products_do_not_spill(name: str) -> None:
     for x in dispatches(CASES[name][0], H100):
-        _, log = compiler.compile(x.kernel, "sm_90a")
+        _, log = compiled(x.kernel, "sm_90a")
         # Those of gate and up spill addresses that are constant in their loop.
         assert max(map(int, re.findall(r"(\d+) bytes spill", log))) <= SPILLED_BYTES, log

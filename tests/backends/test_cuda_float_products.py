@@ -9,10 +9,11 @@ import pytest
 from backends.test_cuda_compiler import needs_nvrtc
 from backends.test_cuda_warp_groups import H100
 from cuda_emulator import emulated
+from nvrtc import compiled
 from ops.running import run
 
 from zinc.backends import api
-from zinc.backends.cuda import CUDA_KERNELS, compiler
+from zinc.backends.cuda import CUDA_KERNELS
 from zinc.engine.load.self_test import BLOCK_TOKENS
 from zinc.gpu.addresses import NominalAddresses
 from zinc.gpu.bucket import Bucket
@@ -72,5 +73,5 @@ def test_the_columns_of_a_router_are_split_until_it_fills_the_device() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_products_do_not_spill(name: str) -> None:
     for x in dispatches(CASES[name]):
-        _, log = compiler.compile(x.kernel, "sm_90a")
+        _, log = compiled(x.kernel, "sm_90a")
         assert re.search(r"\b0 bytes spill stores", log), log

@@ -9,10 +9,11 @@ import pytest
 from backends.test_cuda_compiler import needs_nvrtc
 from backends.test_cuda_warp_groups import H100
 from cuda_emulator import emulated
+from nvrtc import compiled
 from ops.running import run
 
 from zinc.backends import api
-from zinc.backends.cuda import CUDA_KERNELS, compiler
+from zinc.backends.cuda import CUDA_KERNELS
 from zinc.backends.cuda.tiles import gemm_split
 from zinc.backends.cuda.tiles.gemm_split import SplitTile
 from zinc.engine.load.self_test import BLOCK_TOKENS
@@ -135,6 +136,6 @@ def test_blocks_share_the_compute_units() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_stay_in_registers_and_asynchronous(name: str) -> None:
     for dispatch in dispatches(CASES[name]):
-        _, log = compiler.compile(dispatch.kernel, "sm_90a")
+        _, log = compiled(dispatch.kernel, "sm_90a")
         assert " 0 bytes spill stores" in log, log
         assert "serialized" not in log, log

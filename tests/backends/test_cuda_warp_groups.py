@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from backends.test_cuda_compiler import needs_nvrtc
 from cuda_emulator import emulated
+from nvrtc import compiled
 
 from zinc.backends import api
 from zinc.backends.api import Backend
-from zinc.backends.cuda import CUDA_KERNELS, compiler
+from zinc.backends.cuda import CUDA_KERNELS
 from zinc.backends.cuda.tiles import gemm_mma
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
 from zinc.gpu.addresses import NominalAddresses
@@ -115,6 +116,6 @@ def test_other_architectures_have_no_warp_groups() -> None:
 )
 def test_products_stay_in_registers_and_asynchronous(name: str) -> None:
     for kernel in kernels(CASES[name], ONE_UNIT):
-        _, log = compiler.compile(kernel, "sm_90a")
+        _, log = compiled(kernel, "sm_90a")
         assert " 0 bytes spill stores" in log, log
         assert "serialized" not in log, log

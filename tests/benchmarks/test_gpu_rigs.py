@@ -245,7 +245,8 @@ def test_coherent_kernels_agree_with_published_models():
     needs_rig()
     names = ["fixture qwen3", *(["fixture gemma3"] if effort.EVERY else [])]
     command = [RIGS / "run", "lavapipe", ROOT / "dev" / "check-cuda", "--worker"]
-    text = run(*command, "--backend", "vulkan", *names, ZINC_VULKAN_COHERENT="on")
+    cached = {"MESA_SHADER_CACHE_DISABLE": "false"}  # Mesa's cache is named by driver and kernel
+    text = run(*command, "--backend", "vulkan", *names, ZINC_VULKAN_COHERENT="on", **cached)
     results = [json.loads(line) for line in text.splitlines()]
     assert [x["name"] for x in results] == names
     assert all(x["error"] <= x["tolerance"] for x in results)

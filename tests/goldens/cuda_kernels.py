@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from goldens import pins
+from nvrtc import compiled
 
 from zinc.backends import api
 from zinc.backends.cuda import CUDA_KERNELS, compiler
@@ -201,7 +202,7 @@ class Resources:
     @classmethod
     def of(cls, kernel: KernelVariant, arch: str) -> Resources:
         """Compile a kernel for `arch`. Raises DeviceError."""
-        code, log = compiler.compile(kernel, arch)
+        code, log = compiled(kernel, arch)
         spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
         registers = re.search(r"Used (\d+) registers", log)
         shared = re.search(r"(\d+) bytes smem", log)
