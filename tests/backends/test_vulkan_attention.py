@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif("vulkan" in absent(), reason=absent().get("vulka
 
 
 # "turns" need a large GPU, and the kernels of the others run in further cases.
-REPEATED = {"turns", "grouped", "narrow-values"}
+REPEATED = {"turns", "grouped", "narrow-values", "wide-group", "odd-matrices"}
 EVERY = pytest.mark.every
 
 

@@ -33,7 +33,7 @@ CASES = {
 SOON = ("attention-deep-heads", "delta_rule-equal")
 
 
-@pytest.fixture(scope="module", params=[64, 128])
+@pytest.fixture(scope="module", params=[64, pytest.param(128, marks=pytest.mark.every)])
 def backend(request: pytest.FixtureRequest) -> Iterator[VulkanBackend]:
     """Return a backend whose device claims to have 64 or 128 registers a lane."""
     with pytest.MonkeyPatch.context() as patch:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 
 import pytest
-from supported import has_portable_level, tables
 
 from zinc.backends import api
 from zinc.cli import support
@@ -17,6 +17,7 @@ from zinc.models import architectures, load
 from zinc.models.parts import probe
 from zinc.plan.planner import make_plan
 from zinc.quant.blocks import GGMLType
+from zinc.testing.parity import every_case, is_for
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "support.md"
@@ -27,9 +28,20 @@ FIXTURES = sorted((ROOT / "tests" / "data" / "fixtures").glob("*.gguf"))
 FEW = ["llama", "qwen35", "qwen3moe", "qwen3next"]
 
 
+@cache
+def has_portable_level() -> bool:
+    """Return whether the CPU backend was built with the level of docs/reference/support.md."""
+    try:
+        api.kernels("cpu", support.PORTABLE)
+    except DeviceError:
+        return False
+    return True
+
+
 @pytest.fixture(scope="module")
 def found() -> support.Support:
-    return tables()
+    """The tables of the page, or of this machine if the level of the page is not built."""
+    return support.collect(support.PORTABLE if has_portable_level() else None)
 
 
 @pytest.fixture
@@ -67,6 +79,16 @@ def test_every_kernel_that_a_model_needs_is_in_the_table(path, found) -> None:
         plan = make_plan(graph, api.kernels("ref"), max_tokens=4, max_outputs=1)
     (entry,) = (a for a in found.architectures if a.name == spec.arch)
     assert {launch.kernel for launch in plan.launches} <= set(entry.kernels)
+
+
+def test_every_kernel_that_an_architecture_needs_has_a_case(found) -> None:
+    missing = {kernel for arch in found.architectures for kernel in arch.kernels}
+    for kernels in map(api.kernels, ("cpu", "vulkan", "cuda")):
+        for op, case in every_case():
+            if missing and is_for(kernels, op, case):
+                plan = make_plan(case.graph, kernels, max_tokens=case.n_tokens, max_outputs=8)
+                missing -= {launch.kernel for launch in plan.launches}
+    assert not missing
 
 
 def test_every_pair_of_architecture_and_format_matches_the_tables(found) -> None:

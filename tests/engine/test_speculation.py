@@ -202,10 +202,9 @@ def test_drafts_change_no_token_of_any_kind_of_layer(fixture_model, temperature,
 
 
 ON_DEVICES = [
-    ("qwen3", None),
     ("qwen35", None),
     ("qwen35", DeviceMap(gpu_layers=3)),
-    *[(name, None) for name in ("gemma3", "deepseek2", "qwen3next") if EVERY],
+    *[(name, None) for name in ("qwen3", "gemma3", "deepseek2", "qwen3next") if EVERY],
 ]
 
 

@@ -318,7 +318,8 @@ def test_random_damage(valid, tmp_path):
     big = [0xFFFFFFFF, 1 << 31, 1 << 32, 1 << 62, 1 << 63, U64_MAX, U64_MAX - 31]
     n_read = 0
     tracemalloc.start()
-    for _ in range(2000):
+    n = examples(2000)
+    for _ in range(n):
         raw = bytearray(valid)
         for _ in range(rng.choice((1, 1, 1, 2, 4))):
             at = rng.randrange(header)
@@ -336,7 +337,7 @@ def test_random_damage(valid, tmp_path):
         n_read += survives(tmp_path / "damaged.gguf", bytes(raw))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert 100 < n_read < 1900  # damage of names and values is no damage of structure
+    assert n / 20 < n_read < n * 19 / 20  # damage of names and values is no damage of structure
     assert peak < 16 << 20
 
 

@@ -17,7 +17,7 @@ from zinc.hub.resolve import resolve
 
 MODEL = "org/killed-GGUF:Q8_0"
 N_BYTES = 3_000_000
-N_KILLS = 50 if effort.EVERY else 5
+N_KILLS = 50 if effort.EVERY else 3
 PROGRAM = """
 import sys
 from zinc.hub.pull import PullOptions, pull

@@ -47,7 +47,6 @@ REPEATED = {
 }
 
 named = pytest.mark.parametrize("name", NAMES)
-everywhere = pytest.mark.parametrize("backend", BACKENDS)
 on_every_device = pytest.mark.parametrize(
     ("name", "backend"),
     on_backends(NAMES, BACKENDS, everywhere=set(NAMES) - REPEATED, always=("cpu", "ref")),
@@ -84,7 +83,7 @@ def test_chunks(name: str, backend: str, size: int) -> None:
     check(backend, runner.feed_in_chunks(ids, size), logits)
 
 
-@pytest.mark.alike(70)
+@pytest.mark.alike(35)
 @on_every_device
 def test_chunks_of_many_sizes(name: str, backend: str) -> None:
     """Chunks of one token at the start and across a block end, after small and large chunks."""
@@ -145,15 +144,13 @@ def test_some_rows_are_outputs(name: str, backend: str) -> None:
 
 
 @named
-@everywhere
-def test_fused_plan_equals_the_graph(name: str, backend: str) -> None:
-    if backend != "ref":
-        pytest.skip("unfused graphs run on ref only")
+def test_fused_plan_equals_the_graph(name: str) -> None:
+    """Unfused graphs run on ref only."""
     ids, logits = expected(name)
     path = FIXTURES / f"{name}.gguf"
-    unfused = Runner(path, backend, fuse=False).feed((0, ids))[0]
-    check(backend, unfused, logits)
-    np.testing.assert_array_equal(Runner(path, backend).feed((0, ids))[0], unfused)
+    unfused = Runner(path, "ref", fuse=False).feed((0, ids))[0]
+    check("ref", unfused, logits)
+    np.testing.assert_array_equal(Runner(path, "ref").feed((0, ids))[0], unfused)
 
 
 def kernels_of(name: str) -> set[tuple[object, ...]]:

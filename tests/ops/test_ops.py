@@ -26,11 +26,11 @@ CASES = every_case()
 KINDS = {
     "linear": ("F16", "Q8_0", "Q4_1", "Q4_K", "Q6_K", "IQ2_S", "MXFP4", "Q1_0"),
     "linear_glu": ("F16", "Q4_1", "Q6_K"),
-    "head_linear": ("F16", "Q4_K", "MXFP4"),
-    "moe_glu": ("F16", "Q4_K", "IQ2_S"),
-    "moe_down": ("F16", "Q4_1", "Q6_K"),
+    "head_linear": ("F16", "Q4_K"),
+    "moe_glu": ("F16", "Q4_K"),
+    "moe_down": ("F16", "Q6_K"),
 }
-# Cases of attention that run the kernels of others, with other heads or fewer tokens.
+# Cases that run the code of others with other sizes: other heads, fewer tokens, other ranks.
 REPEATED = {
     "deep",
     "deep-heads",
@@ -47,6 +47,14 @@ REPEATED = {
     "latent-wave",
     "wide-many",
     "140000",
+    "4x2x64-neox",
+    "chunked-one",
+    "2x16",
+    "4-softplus",
+    "4-40x96-17-1",
+    "4-40x96-17-3",
+    "64-130x256-46-1",
+    "64-130x256-46-3",
 }
 
 

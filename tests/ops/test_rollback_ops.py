@@ -139,7 +139,7 @@ def speculated(case: Case, backend: Backend, seed: int, rollback: int = CHUNK) -
     return found
 
 
-@pytest.mark.alike(55)
+@pytest.mark.alike(40)
 @on_backends(["ref", *KERNELS])
 def test_rejected_rows_change_no_bit(case: Case, name: str) -> None:
     want = plain(case, create(name))

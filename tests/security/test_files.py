@@ -92,7 +92,9 @@ def run(program: str, *arguments: object) -> list[str]:
     return outcomes
 
 
-@pytest.mark.parametrize("family", ["qwen35moe", "deepseek2"])
+@pytest.mark.parametrize(
+    "family", ["qwen35moe", pytest.param("deepseek2", marks=pytest.mark.every)]
+)
 def test_a_file_cut_while_it_loads(family, tmp_path):
     outcomes = run(CUT_BY_A_THREAD, FIXTURES / f"{family}.gguf", tmp_path, 25)
     kinds = Counter("truncated" in text or "shorter" in text for text in outcomes)
@@ -107,7 +109,7 @@ def test_many_files_cut_while_they_load(family, tmp_path):
     assert all(x == "loaded" or "truncated" in x or "shorter" in x for x in outcomes)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "ref"])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("ref", marks=pytest.mark.every)])
 def test_a_file_cut_before_any_read(backend, tmp_path):
     outcomes = run(CUT_BEFORE_A_READ, FIXTURES / "deepseek2v3.gguf", tmp_path, backend)
     assert len(outcomes) > 30

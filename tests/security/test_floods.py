@@ -286,6 +286,7 @@ needs_proc = pytest.mark.skipif(
 
 
 @needs_proc
+@pytest.mark.alike(5)
 @pytest.mark.parametrize("path", PATHS)
 def test_memory_of_a_request_is_bounded_by_its_body(process: Process, path):
     _check(process, path, "wide")

@@ -243,7 +243,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.alike(3)
+@pytest.mark.alike(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("where", ["import", "config", "application"])
 def test_a_signal_stops_the_server_while_it_starts(where, number):

@@ -24,6 +24,10 @@ PROMPT = "Once upon a time"
 
 @pytest.fixture
 def fills_gaps(server: Running, monkeypatch: pytest.MonkeyPatch) -> FillMarks:
+    return mark_gaps(server, monkeypatch)
+
+
+def mark_gaps(server: Running, monkeypatch: pytest.MonkeyPatch) -> FillMarks:
     """Give the embedded model's vocabulary fill-in-the-middle markers."""
     marks = FillMarks(prefix=8000, suffix=8001, middle=8002, repository=8003, file=8004)
     assert server.application.pool is not None
@@ -220,15 +224,16 @@ def test_a_gap_is_filled(server: Running, llm: LLM, fills_gaps: FillMarks):
     assert server.post("/v1/completions", {**fields, "prompt": [1, 2]}).status == 400
 
 
-def test_a_gap_in_a_long_text_keeps_the_nearest_text(
-    server: Running, llm: LLM, fills_gaps: FillMarks
-):
+def test_a_gap_in_a_long_text_keeps_the_nearest_text(llm: LLM, monkeypatch: pytest.MonkeyPatch):
     far, near = "far " * 6000, "near "
     fields = {"input_prefix": far + near, "input_suffix": near + far, "n_predict": 4}
     extra = [{"text": "other " * 500}]
-    found = server.post("/infill", {**fields, "input_extra": extra, "response_fields": []}).json
-    assert found["tokens_evaluated"] == llm.context - 4
-    before, behind = found["prompt"].split(llm.tokenizer.decode([fills_gaps.suffix]))
+    with running(load=replace(LOAD, context=1024)) as server:
+        marks = mark_gaps(server, monkeypatch)
+        asked = {**fields, "input_extra": extra, "response_fields": []}
+        found = server.post("/infill", asked).json
+    assert found["tokens_evaluated"] == 1024 - 4
+    before, behind = found["prompt"].split(llm.tokenizer.decode([marks.suffix]))
     assert before.endswith(near)
     assert behind.startswith(near)
     assert "other" not in before

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
-from serving import MODEL, WEATHER, Running, running
+from serving import LOAD, MODEL, WEATHER, Running, running
 
 from zinc import LLM, SamplingParams
 from zinc.server.apis.shared.chat.prompt import truncations
+
+SHORT = 1024
 
 SUM = "Tom has 3 apples and buys 4 more. How many apples has he?"
 ASK = "What is the weather in Paris?"
@@ -298,8 +301,17 @@ def test_verbosity_is_accepted(client, verbosity: str):
     assert found.text.verbosity == verbosity
 
 
-def test_truncation_leaves_out_the_oldest_turns(client, llm: LLM):
-    long = "word " * 1500
+@pytest.fixture
+def short(llm: LLM) -> Iterator[openai.OpenAI]:
+    """A client of a server with a context of SHORT tokens."""
+    with running(load=replace(LOAD, context=SHORT)) as server:
+        url = f"{server.url}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as found:
+            yield found
+
+
+def test_truncation_leaves_out_the_oldest_turns(short, llm: LLM):
+    client, long = short, "word " * 375
     items: list[Any] = [{"role": "system", "content": "You are a pirate."}]
     for i in range(8):
         items += [
@@ -313,9 +325,7 @@ def test_truncation_leaves_out_the_oldest_turns(client, llm: LLM):
     found = create(client, items, truncation="auto", max_output_tokens=20)
     assert found.truncation == "auto"
     kept = next(
-        n
-        for n in range(1, len(items), 2)
-        if len(llm.render([items[0], *items[n:]])) <= llm.context - 20
+        n for n in range(1, len(items), 2) if len(llm.render([items[0], *items[n:]])) <= SHORT - 20
     )
     by_hand = create(client, [items[0], *items[kept:]], max_output_tokens=20)
     assert found.usage.input_tokens == by_hand.usage.input_tokens
@@ -324,8 +334,8 @@ def test_truncation_leaves_out_the_oldest_turns(client, llm: LLM):
         model=MODEL, input=items, truncation="auto", extra_body={"max_output_tokens": 20}
     )
     assert counted.input_tokens == found.usage.input_tokens
-    short = create(client, items[-1:], truncation="auto")
-    assert short.output_text == create(client, items[-1:]).output_text
+    whole = create(client, items[-1:], truncation="auto")
+    assert whole.output_text == create(client, items[-1:]).output_text
 
 
 def test_truncation_leaves_out_the_oldest_calls_of_one_turn():
