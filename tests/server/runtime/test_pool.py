@@ -95,6 +95,16 @@ def test_idle_models_are_unloaded_to_free_memory():
             assert states(server) == {name: "loaded", others: "unloaded"}
 
 
+def test_a_model_larger_than_the_budget_is_loaded_alone_with_a_warning(caplog):
+    with (
+        caplog.at_level("WARNING", logger="zinc.server"),
+        running(models=(ALICE, BOB), memory_budget_bytes=1_000_000) as server,
+    ):
+        assert server.post("/v1/chat/completions", {**HELLO, "model": "bob"}).status == 200
+        assert states(server) == {"alice": "unloaded", "bob": "loaded"}
+    assert "more than the memory budget of 1 MB" in caplog.text
+
+
 def test_a_load_waits_for_a_model_in_use_or_gives_up(brake: Brake):
     brake.hold()
     settings = {"models": (ALICE, BOB), "memory_budget_bytes": 80_000_000, "load_wait_s": 0.3}

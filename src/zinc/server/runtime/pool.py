@@ -273,6 +273,15 @@ class ModelPool:
             llm.context,
             time.perf_counter() - started,
         )
+        budget = self.config.memory_budget_bytes
+        if budget is not None and entry.needed_bytes > budget:
+            log.warning(
+                "%s: it needs %.0f MB, more than the memory budget of %.0f MB, so no other model "
+                "stays loaded beside it",
+                entry.source.name,
+                entry.needed_bytes / 1e6,
+                budget / 1e6,
+            )
         for note in entry.source.settings.notes:
             log.warning("%s: %s", entry.source.name, note)
         for message in llm.choice.messages:
