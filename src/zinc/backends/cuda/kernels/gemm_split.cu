@@ -48,11 +48,11 @@ SHARED float inverses[BATCH];
 SHARED Barrier full[STAGES], empty[STAGES];
 
 /// The work of a block: `count` groups of columns from `first` on, of every `stride`-th tile.
-struct Share
+struct Work
 {
     uint tile, stride, first, count;
 
-    MEMBER Share()
+    MEMBER Work()
         : tile(blockIdx.x / BLOCKS)
         , stride(gridDim.x / BLOCKS)
         , first(clusterRank() * BLOCK_GROUPS)
@@ -116,16 +116,16 @@ struct Copies
     MEMBER explicit Copies(uint groups) : left(groups) {}
 
     /// Starts the next copy, after all warp groups have read the previous contents of its stage.
-    MEMBER void next(const SplitArguments& args, const Share& share)
+    MEMBER void next(const SplitArguments& args, const Work& work)
     {
         if (left == 0) return;
         left--;
         if (at.turn > 0) waitForPhase(empty + at.number, at.turn - 1);
         arriveExpecting(full + at.number, STAGE_BYTES);
-        const uint8_t* from = args.x + (share.first + i) * STAGE_BYTES;
+        const uint8_t* from = args.x + (work.first + i) * STAGE_BYTES;
         copyBulk(shared + at.number * STAGE_BYTES, from, STAGE_BYTES, full + at.number);
         at.advance();
-        if (++i == share.count) i = 0;
+        if (++i == work.count) i = 0;
     }
 };
 
@@ -225,16 +225,16 @@ struct Step
         row = (PARTS > 1 ? tile - partOf(args, tile).first_tile : tile) * TILE + place.row();
     }
 
-    MEMBER void advance(ARGS, const Share& share, const Place& place)
+    MEMBER void advance(ARGS, const Work& work, const Place& place)
     {
-        if (++i < share.count) return;
+        if (++i < work.count) return;
         i = 0;
-        tile += share.stride;
+        tile += work.stride;
         if (tile < args.tiles) findRow(args, place);
     }
 
     /// Returns where the weights of the step are.
-    MEMBER GroupPlace weights(ARGS, const Share& share) const
+    MEMBER GroupPlace weights(ARGS, const Work& work) const
     {
         const GemvPart& part = partOf(args, tile);
         GroupPlace found;
@@ -245,7 +245,7 @@ struct Step
             const uint at = PRODUCT == GLU ? row : row + 8 * h;
             found.rows[h] = WHOLE ? at : min(at, part.rows - 1);
         }
-        found.group = share.first + i;
+        found.group = work.first + i;
         return found;
     }
 };
@@ -254,7 +254,7 @@ struct Step
 /// are converted while those before them are multiplied; `a` holds their operands.
 DEVICE void multiplySlab(const GroupWeights& weights, const StoredGroup& stored, uint i,
     MatrixPlace x, Sums& sums, uint (&a)[2][PAIR][4])
-                         {
+{
     UNROLL for (uint step = 0; step < STEPS; step += PAIR)
     {
         uint (&operands)[PAIR][4] = a[step / PAIR % 2];
@@ -272,16 +272,16 @@ EARLY_KERNEL(gemm_split, SplitArguments)
     const uint thread = threadIdx.x;
     const Place place(thread);
     const Arguments& product = args.product;
-    const Share share;
+    const Work work;
     loadFormatTables(product.first.w, thread, THREADS);
     makeStages(thread);
-    Step now(product, share.tile, place);
+    Step now(product, work.tile, place);
     StoredGroup stored;
-    UNROLL for (uint i = 0; i < 2; i++) stored.load(now.weights(product, share), place.lane % 4, i);
+    UNROLL for (uint i = 0; i < 2; i++) stored.load(now.weights(product, work), place.lane % 4, i);
     waitForInputs();
-    const uint n_tiles = (product.tiles - share.tile + share.stride - 1) / share.stride;
-    Copies copies(thread == 0 ? n_tiles * share.count : 0);
-    for (uint i = 0; i < STAGES - 1; i++) copies.next(args, share);
+    const uint n_tiles = (product.tiles - work.tile + work.stride - 1) / work.stride;
+    Copies copies(thread == 0 ? n_tiles * work.count : 0);
+    for (uint i = 0; i < STAGES - 1; i++) copies.next(args, work);
     const uint n_x = rowsOf(product.step, product.dim);
     if (thread < BATCH) inverses[thread] = args.inverses[min(thread, n_x - 1)];
     Sums sums;
@@ -292,19 +292,19 @@ EARLY_KERNEL(gemm_split, SplitArguments)
     {
         const MatrixPlace x = placeOfMatrix(shared + at.number * STAGE_BYTES);
         Step next = now;
-        next.advance(product, share, place);
+        next.advance(product, work, place);
         const bool has_next = next.tile < product.tiles;
         GroupWeights weights(stored, place.lane % 4);
         waitForPhase(full + at.number, at.turn);
         sums.rescale(weights);
-        const GroupPlace refill = next.weights(product, share);
+        const GroupPlace refill = next.weights(product, work);
         UNROLL for (uint i = 0; i < 2; i++)
         {
             weights.prepare(stored, i);
             multiplySlab(weights, stored, i, shifted(x, i * SLAB_BYTES), sums, a);
             if (has_next) stored.load(refill, place.lane % 4, i);
         }
-        copies.next(args, share);
+        copies.next(args, work);
         waitForProducts<0>();
         if (thread % GROUP_THREADS == 0) arrive(empty + at.number);
         at.advance();

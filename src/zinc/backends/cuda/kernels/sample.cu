@@ -57,14 +57,14 @@ DEVICE float logitOf(uint64_t key)
     return asfloat((ordered & 0x80000000u) != 0 ? ordered & 0x7fffffffu : ~ordered);
 }
 
-/// The largest key of a warp's lanes.
+/// Returns the largest key of a warp's lanes.
 DEVICE uint64_t largestOfWarp(uint64_t key)
 {
     const uint ordered = uint(key >> 32), most = warpMax(ordered);
     return uint64_t(most) << 32 | warpMax(ordered == most ? uint(key) : 0u);
 }
 
-/// The largest of all threads' keys.
+/// Returns the largest of all threads' keys.
 DEVICE uint64_t largestOfBlock(uint64_t key, uint thread)
 {
     key = largestOfWarp(key);
@@ -74,7 +74,7 @@ DEVICE uint64_t largestOfBlock(uint64_t key, uint thread)
     return key;
 }
 
-/// How many of the first `n` keys are larger than `key`.
+/// Returns how many of the first `n` keys are larger than `key`.
 DEVICE uint rankOf(uint64_t key, uint n)
 {
     uint rank = 0;
@@ -110,7 +110,7 @@ DEVICE void findBest(const uint64_t (&own)[EACH], uint64_t best, uint k, uint th
 }
 
 #if LAST
-/// The rank of the sampled candidate among `n`. All lanes of a warp call it.
+/// Returns the rank of the sampled candidate among `n`. All lanes of a warp call it.
 DEVICE uint sampledRank(const SampleParams& params, uint n, uint lane)
 {
     const uint least = uint(max(params.min_keep, 1));
