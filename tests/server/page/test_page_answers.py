@@ -567,6 +567,7 @@ def test_a_dialog_keeps_its_conversation(tab: Any, script: Script) -> None:
     script.say(*answer("Hello."))
     ask(tab, "Hi")
     tab.click("#open-settings")
+    tab.wait_for_selector("#settings[open]")
     tab.keyboard.press("Control+Shift+O")
     expect(tab.locator("#title")).to_have_text("Hi")
 
