@@ -71,8 +71,8 @@ class SplitTile(RowsTile):
 def takes_split(features: Features, rows: int, cols: int, n_x: int) -> bool:
     """Return whether a split-K GEMM is faster than gemm_mma for `n_x` rows of x.
 
-    rows: weight rows of all matrices, of `cols` columns. Each warp group of a device full of them
-    must have enough groups of columns, and with up to 32 rows of x, a row must have enough.
+    rows: weight rows of all matrices, of `cols` columns. A device full of warp groups must have
+    enough groups of columns for each. With up to 32 rows of x, rows must also be long.
     """
     if not features.warp_groups or not MIN_SPLIT_X <= n_x <= MAX_SPLIT_X:
         return False
