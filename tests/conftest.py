@@ -39,7 +39,7 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-        atexit.register(gc.unfreeze)  # nanobind reports what is left when the process ends
+        atexit.register(gc.unfreeze)  # else nanobind reports frozen objects as leaks at exit
 
 
 @pytest.hookimpl(optionalhook=True)

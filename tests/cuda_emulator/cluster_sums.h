@@ -10,7 +10,7 @@
 
 namespace emulator {
 
-// What a block has shared: its memory and a copy of it.
+// The sums that a block shares: their address in its shared memory, and a copy of them.
 struct SharedSums {
     const uint8_t* memory;
     std::vector<uint8_t> copy;
@@ -26,8 +26,8 @@ inline ClusterSums& cluster_sums() {
     return all;
 }
 
-// Copies the sums of the block for a tile. Threads that do not write sums call it before the last.
-inline void share_sums(uint32_t, uint32_t tile, const uint8_t* memory, uint32_t bytes) {
+// Copies the sums of the block for a tile. All threads call it after a barrier of the block.
+inline void share_sums(uint32_t tile, const uint8_t* memory, uint32_t bytes) {
     if (block->current != 0) return;
     ClusterSums& all = cluster_sums();
     std::lock_guard lock(all.mutex);

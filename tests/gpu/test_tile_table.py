@@ -206,6 +206,7 @@ def cuda_tiles_of(features: Features, key: TileKey) -> Iterator[tuple[TileKey, T
         (replace(KEY, kernel="gemm_mma", n_x=8), MmaTile(1, 1, 8, 1, splits=8), "splits"),
         (replace(KEY, kernel="gemm_mma", n_x=8), MmaTile(1, 1, 8, 1, passes=2), "passes"),
         (SPLIT, SplitTile(4, 1, 1, 2), "all rows of x"),
+        (replace(SPLIT, n_x=32), SplitTile(8, 1, 1, 2), "all rows of x"),
         (replace(SPLIT, n_x=32), SplitTile(4, 9, 1, 2), "too many threads"),
         (replace(SPLIT, n_x=32), SplitTile(4, 1, 1, 1), "two stages"),
         (replace(SPLIT, n_x=32), SplitTile(4, 1, 3, 2), "without columns"),

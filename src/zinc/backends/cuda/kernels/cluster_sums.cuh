@@ -30,7 +30,7 @@ DEVICE uint clusterRank() { return blockIdx.x % BLOCKS; }
 
 DEVICE void shareSums(const uint8_t* sums, uint bytes, uint tile)
 {
-    emulator::share_sums(BLOCKS, tile, sums, bytes);
+    emulator::share_sums(tile, sums, bytes);
 }
 
 DEVICE void endSharing(uint tile) { emulator::end_sharing(BLOCKS, tile); }
@@ -48,8 +48,8 @@ DEVICE float4 clusterSum(const float* sum, uint tile)
 
 #include "cluster.cuh"
 
-/// Waits until all blocks of the cluster have written their sums for a tile: `bytes` bytes of shared
-/// memory. All threads call it.
+/// Waits until all blocks of the cluster have written their sums for a tile, which are `bytes`
+/// bytes of shared memory. All threads call it.
 DEVICE void shareSums(const uint8_t* sums, uint bytes, uint tile)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;\n"

@@ -64,7 +64,10 @@ struct StoredGroup
     {
         const uint unit = min(place.group * GROUP_UNITS + 4 * i + c, UNITS - 1);
         UNROLL for (uint h = 0; h < 2; h++)
-            units[h][i] = loadStored(h ? shifted(place.w, place.second) : place.w, place.rows[h] * UNITS + unit);
+        {
+            const Matrix w = h ? shifted(place.w, place.second) : place.w;
+            units[h][i] = loadStored(w, place.rows[h] * UNITS + unit);
+        }
     }
 };
 

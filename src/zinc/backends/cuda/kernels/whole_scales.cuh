@@ -96,7 +96,8 @@ struct StoredGroup
         UNROLL for (uint h = 0; h < 2; h++)
         {
             const uint at = 9 * place.blocksTo(h);
-            UNROLL for (uint k = 0; k < 2; k++) scales[h][k] = loadWeights2(place.inMatrix(own + at + 4 * k, h));
+            UNROLL for (uint k = 0; k < 2; k++)
+                scales[h][k] = loadWeights2(place.inMatrix(own + at + 4 * k, h));
             d[h] = loadWeights2(place.inMatrix(s + at + 8, h));
         }
     }

@@ -68,9 +68,8 @@ def _dispatches(
     keys = [key_of("gemm_split", group, n_x, output) for group in groups]
     part_rows = [[part.rows for part in group] for group in groups]
     tiles, blocks = _tiles_beside(at.features, keys, part_rows)
-    batch = max(tile.batch for tile in tiles)
     cols = parts[0].w.cols
-    conversion, half = converted(x, cols, 1, batch, at, bucket, multiple=GROUP_COLS)
+    conversion, half = converted(x, cols, 1, tiles[0].batch, at, bucket, multiple=GROUP_COLS)
     products = [
         _dispatch(at, bucket, x, half, group, tile, output, n_blocks, waits=i == 0)
         for i, (group, tile, n_blocks) in enumerate(zip(groups, tiles, blocks, strict=True))

@@ -91,20 +91,25 @@ def clusters_of(units: int, cluster: int) -> int:
     return max(1, (units if cluster <= 2 else units * 3 // 4) // cluster)
 
 
+def _x_tiles(key: TileKey) -> int:
+    """Return the tiles of 8 rows of x. Products that run side by side read the same rows."""
+    return 4 if key.n_x <= 32 else 8
+
+
 def choose_tile(
     features: Features, key: TileKey, rows: Sequence[int], units: int, most_blocks: int
 ) -> SplitTile:
     """Return the tile of a split-K GEMM.
 
-    rows: of each matrix, or pair of a gated product. units: compute units for the product.
-    most_blocks: of a cluster.
+    rows: of each matrix, or of each pair of a gated product. units: compute units for the product.
+    most_blocks: the most blocks of a cluster.
     """
     return features.tuned.choose(key, lambda: _formula(key, rows, units, most_blocks))
 
 
 def _formula(key: TileKey, rows: Sequence[int], units: int, most_blocks: int) -> SplitTile:
     """Return the tile with the lowest cost of a block, which is fitted to times on an H200."""
-    x_tiles, row_groups, stages = (4, (4, 3, 2), 4) if key.n_x <= 32 else (8, (4, 3, 2), 3)
+    x_tiles, stages = _x_tiles(key), 4 if key.n_x <= 32 else 3
     groups = ceil_div(key.cols, GROUP_COLS)
 
     def cost(tile: SplitTile) -> int:
@@ -112,15 +117,16 @@ def _formula(key: TileKey, rows: Sequence[int], units: int, most_blocks: int) ->
         return rounds * (ceil_div(groups, tile.cluster) * (tile.row_groups + STEP_COST) + TILE_COST)
 
     clusters = [n for n in range(1, most_blocks + 1) if ceil_div(groups, n) * (n - 1) < groups]
-    return min((SplitTile(x_tiles, *x, stages) for x in product(row_groups, clusters)), key=cost)
+    sizes = product(range(MOST_GROUPS, 1, -1), clusters)
+    return min((SplitTile(x_tiles, *x, stages) for x in sizes), key=cost)
 
 
 def refusal(features: Features, key: TileKey, tile: SplitTile) -> str:
     """Return why gemm_split.cu cannot run a tile."""
     if not features.warp_groups:
         return "no warp groups"
-    if tile.x_tiles not in (4, 8) or tile.batch < key.n_x:
-        return "it multiplies all rows of x at once"
+    if tile.x_tiles != _x_tiles(key):
+        return "it multiplies all rows of x at once, in the fewest tiles"
     if min(tile.row_groups, tile.cluster) < 1 or tile.stages < 2:
         return "the loop needs a group and two stages or more"
     threads = GROUP_THREADS * tile.row_groups
@@ -137,6 +143,5 @@ def refusal(features: Features, key: TileKey, tile: SplitTile) -> str:
 
 def seeds(features: Features, key: TileKey) -> Iterable[SplitTile]:
     """Yield tiles of few and of many weight rows."""
-    x_tiles = 4 if key.n_x <= 32 else 8
     for row_groups, cluster in ((2, 2), (2, 4), (3, 2), (3, 4), (4, 4), (4, 8)):
-        yield SplitTile(x_tiles, row_groups, cluster, stages=3)
+        yield SplitTile(_x_tiles(key), row_groups, cluster, stages=3)
