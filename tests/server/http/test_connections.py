@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import socket
 import time
 from collections.abc import Callable
@@ -214,3 +216,34 @@ def test_too_many_connections():
         for each in held:
             assert is_answered(each)
             each.close()
+
+
+class Exhausted(socket.socket):
+    """A socket that accepts nothing, because the process has no file descriptors left."""
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_a_server_may_close_between_a_failed_accept_and_the_next(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio would then log a traceback for each failed accept."""
+    monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0.01)
+
+    async def serve() -> None:
+        asyncio.get_running_loop().set_exception_handler(connection.AcceptFailures())
+        listening = Exhausted()
+        listening.bind(("127.0.0.1", 0))
+        server = await asyncio.start_server(lambda reader, writer: None, sock=listening)
+        with socket.create_connection(listening.getsockname()):
+            while not caplog.records:
+                await asyncio.sleep(0)
+        server.close()
+        await asyncio.sleep(0.1)
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(serve())
+    (record,) = caplog.records
+    assert record.name == "zinc.server"
+    assert "Too many open files" in record.getMessage()

@@ -115,8 +115,9 @@ class Connection(H11Protocol):
 class AcceptFailures:
     """An exception handler for the event loop that logs failed accepts, at most every 30 s.
 
-    asyncio tries again after a second, so the server recovers when connections close. Other
-    exceptions go to asyncio's default handler.
+    asyncio tries again after a second, so the server recovers when connections close. If the
+    server has closed its socket by then, nothing is logged. Other exceptions go to asyncio's
+    default handler.
     """
 
     def __init__(self) -> None:
@@ -125,6 +126,8 @@ class AcceptFailures:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
+        if isinstance(error, ValueError) and "_start_serving" in context["message"]:
+            return  # the second try found a closed socket
         accepts = isinstance(error, OSError) and error.errno in _NO_RESOURCES
         if not accepts or "socket" not in context:
             loop.default_exception_handler(context)
