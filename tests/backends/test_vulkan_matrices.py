@@ -29,11 +29,13 @@ from zinc.backends import api
 from zinc.backends.vulkan import VulkanBackend, physical, shaders
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
 from zinc.formats.gguf import GGUFFile
+from zinc.gpu import tiles
 from zinc.gpu.arguments.constants import ProductKind
 from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import Features, MatrixShape
 from zinc.gpu.fragment_tiles import FragmentTile
 from zinc.gpu.lower import linear as lower_linear
+from zinc.gpu.tiles import GemmTile
 from zinc.models import load
 from zinc.ops import OPS
 from zinc.ops.attention import _attention_case
@@ -186,10 +188,8 @@ FEW_ROWS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n == "thirty-two" else pytest.mark.every) for n in FEW_ROWS],
-)
+@pytest.mark.every
+@pytest.mark.parametrize("name", FEW_ROWS)
 def test_products_of_few_rows_agree_with_reference(
     backend: VulkanBackend, used: list[KernelVariant], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -201,6 +201,18 @@ def test_products_of_few_rows_agree_with_reference(
     assert products(used) == {"gemm"}
     splits = {dict(shader.defines)["SPLITS"] for shader in used if shader.name == "gemm"}
     assert (max(splits) > 1) == name.endswith("split")
+
+
+def test_products_with_a_small_tile_agree_with_reference(
+    backend: VulkanBackend, used: list[KernelVariant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mesa's driver for CPUs compiles larger ones for much longer."""
+    tile = GemmTile(32, 16, down=2, across=1, split=2, splits=2)
+    monkeypatch.setattr(tiles, "_gemm", lambda *_: tile)
+    case = Case("small", 20)
+    weight = case.matrix(72, 288, GGMLType.Q5_1, 288**-0.5)
+    check(backend, OPS["linear"], case.returns(case.graph.linear(case.rows(288), weight)))
+    assert products(used) == {"gemm"}
 
 
 @pytest.mark.every
