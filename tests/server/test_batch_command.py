@@ -242,6 +242,20 @@ def test_wrong_files_are_one_line(tmp_path: Path, capsys):
     assert "is in use" in capsys.readouterr().err
 
 
+def test_pipes_and_devices_are_refused(tmp_path: Path, capsys):
+    """A batch reads its input several times, and its output when it resumes."""
+    source, pipe = write(tmp_path / "in.jsonl", [story(0)]), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert batch(pipe, tmp_path / "out.jsonl") == 1
+    assert capsys.readouterr().err == (
+        f"zinc: cannot read requests from {pipe}: it is a pipe or a device, and a batch reads its "
+        "input several times. Write the requests to a file first.\n"
+    )
+    for output in (pipe, Path(os.devnull)):
+        assert batch(source, output) == 1
+        assert f"cannot write answers to {output}: it is a pipe" in capsys.readouterr().err
+
+
 def test_an_interrupt_ends_the_run_and_says_how_to_go_on(tmp_path: Path):
     lines = [story(i, max_tokens=40) for i in range(2000)]  # more than run before the signal
     source, output = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
@@ -250,7 +264,7 @@ def test_an_interrupt_ends_the_run_and_says_how_to_go_on(tmp_path: Path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (130, "")
-    assert f"{output} keeps the rows that are done, and the same command goes on" in err
+    assert f"{output} keeps the rows that are done, and the same command continues" in err
     assert "Traceback" not in err
     assert 0 < len(read(output)) < len(lines)
 

@@ -114,6 +114,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_files(source: Path, output: Path) -> None:
     """Raise RequestError if the input cannot be read or is the output: before a model is loaded."""
+    if source.exists() and not (source.is_file() or source.is_dir()):
+        raise RequestError(
+            f"cannot read requests from {source}",
+            "it is a pipe or a device, and a batch reads its input several times",
+            "write the requests to a file first",
+        )
     try:
         with source.open("rb"):
             pass
@@ -133,7 +139,7 @@ def _interrupted(output: Path) -> str:
     if not is_begun:
         return "zinc: interrupted before a row was done; the same command starts again"
     return (
-        f"zinc: interrupted; {output} keeps the rows that are done, and the same command goes on "
+        f"zinc: interrupted; {output} keeps the rows that are done, and the same command continues "
         "with the rows that are missing"
     )
 

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -32,8 +33,8 @@ class Journal:
     Opening repairs the end of the file and reads which rows are done. Custom ids are kept as
     digests of 16 bytes, about 100 bytes of memory for each row. retry_failed: remove the lines of
     failed rows, which then count as not done. n_done: rows that are done. n_failed: those of them
-    that failed. Raises RequestError if the file is no output of a batch, or another process has it
-    open, and OSError if it cannot be read and written.
+    that failed. Raises RequestError if the file is no output of a batch or no regular file, or
+    another process has it open, and OSError if it cannot be read and written.
     """
 
     def __init__(self, path: Path, retry_failed: bool = False) -> None:
@@ -80,7 +81,7 @@ class Journal:
     def close(self) -> None:
         """Write the file to the disk, and close it."""
         if self._file >= 0:
-            with contextlib.suppress(OSError):  # a pipe or a device
+            with contextlib.suppress(OSError):  # some file systems cannot
                 os.fsync(self._file)
             os.close(self._file)
             self._file = -1
@@ -130,8 +131,18 @@ def digest(custom_id: str) -> bytes:
 
 
 def _open(path: Path) -> int:
-    """Open a file for appending and lock it. Raises RequestError if another process has it open."""
+    """Open a file for appending and lock it.
+
+    Raises RequestError if another process has it open, or if it is a pipe or a device.
+    """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise RequestError(
+            f"cannot write answers to {path}",
+            "it is a pipe or a device, and a later run has to read it",
+            "choose another output file",
+        )
     if not lock(file):
         os.close(file)
         raise RequestError(
