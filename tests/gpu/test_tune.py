@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from cuda_emulator import emulated
 from present import computing
 
 from zinc.backends import api
-from zinc.core.errors import DeviceError
+from zinc.core.errors import DeviceError, RequestError
 from zinc.engine.load.self_test import plan_case
 from zinc.gpu.backend import GpuBackend
 from zinc.gpu.errors import DeviceLostError
@@ -311,9 +312,15 @@ def test_what_was_found_before_the_device_was_lost_is_kept(
 
 @pytest.mark.parametrize("text", ["{", None])
 def test_a_table_that_is_damaged_or_of_another_driver_is_written_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    text: str | None,
 ) -> None:
-    backend, path = emulated.backend(), tmp_path / "tiles.json"
+    monkeypatch.setenv("ZINC_CACHE", str(tmp_path))
+    backend = emulated.backend()
+    path = backend.origin.path
+    path.parent.mkdir()
     if text is None:
         TileTable(backend.origin).write(path)
         path.write_text(path.read_text().replace('"driver": "none"', '"driver": "older"'))
@@ -321,3 +328,13 @@ def test_a_table_that_is_damaged_or_of_another_driver_is_written_anew(
         path.write_text(text)
     assert not tuner(backend, path).table.rows
     assert "is replaced" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["GGUF", '{"version": 1}', "[]"])
+def test_a_file_that_is_no_table_is_not_overwritten(tmp_path: Path, text: str) -> None:
+    backend, path = emulated.backend(), tmp_path / "model.gguf"
+    path.write_text(text)
+    for wrong in (path, tmp_path, Path(os.devnull)):
+        with pytest.raises(RequestError, match="is not a table of tiles"):
+            backend.tune(one_row(backend), wrong, 0, no_progress)
+    assert path.read_text() == text

@@ -28,12 +28,7 @@ MAX_OUTPUTS = 64  # rows of logits of a step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        help="model whose products are tuned (default: products of common sizes)",
-    )
+    usage.add_model(parser, "model whose products are tuned (default: products of common sizes)")
     usage.add_device(parser)
     parser.add_argument(
         "--budget",
@@ -117,7 +112,7 @@ def text(report: TuneReport) -> str:
     lines += [f"{name}: not tuned, {why}" for name, why in report.skipped]
     if report.n_left:
         are = "1 product is" if report.n_left == 1 else f"{report.n_left} products are"
-        lines.append(f"{are} left: run the command again to go on")
+        lines.append(f"{are} left: run the command again to continue")
     return "\n".join([*lines, f"the table is {report.path}"])
 
 

@@ -139,7 +139,7 @@ def _refusal(features: Features, key: TileKey, tile: FragmentTile) -> str:
     if not 1 <= tile.waves <= MAX_WAVES:
         return "a lane would have too few registers"
     if tile.batch not in (8, 16):
-        return "no matrix has so many rows of x"
+        return "matrices have 8 or 16 rows of x"
     if tile.splits > (MAX_SPLITS if key.heads == 1 else 1):  # heads share the memory of sums
         return "too many splits"
     parts = ceil_div(key.cols, SUBGROUP_COLS)

@@ -12,7 +12,7 @@ from typing import Any
 
 from zinc.backends.plans import Plan
 from zinc.backends.tuning import TunedProduct, TuneReport
-from zinc.core.errors import DeviceError, MemoryLimitError
+from zinc.core.errors import DeviceError, MemoryLimitError, RequestError
 from zinc.gpu.errors import DeviceLostError
 from zinc.gpu.features import Features
 from zinc.gpu.host import Host
@@ -107,12 +107,27 @@ class Tuner:
 
 
 def _opened(path: Path, origin: Origin, tilings: Mapping[str, Tiling]) -> TileTable:
-    """Return the table in `path` if it was measured on `origin`, else an empty one."""
+    """Return the table in `path` if it was measured on `origin`, else an empty one.
+
+    Raises RequestError if `path` is another file than the device's own table and cannot be opened,
+    or has no table: it would be overwritten.
+    """
     try:
+        if path.exists() and not path.is_file():  # a device may have no end
+            raise ValueError("it is not a regular file")
         table = TileTable.read(path, tilings)
     except FileNotFoundError:
         return TileTable(origin)
     except (OSError, ValueError) as error:
+        if path != origin.path and isinstance(error, OSError):
+            why = error.strerror or str(error)
+            raise RequestError(
+                f"cannot write {path}", why, "choose another file with {output}"
+            ) from error
+        if path != origin.path:
+            raise RequestError(
+                f"{path} is not a table of tiles", str(error), "choose another file with {output}"
+            ) from error
         log.warning("%s is damaged and is replaced: %s", path, error)
         return TileTable(origin)
     if table.origin != origin:
