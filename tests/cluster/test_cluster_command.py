@@ -118,11 +118,11 @@ def test_each_model_has_an_application_with_its_own_options(capsys, tmp_path):
 
 
 def test_models_of_the_command_line_have_replicas_each_or_share_them(capsys):
-    words = ["a=x.gguf", "qwen3:8b", "--alias", "first", "--lora", "l.gguf"]
+    words = ["a=x.gguf", "qwen3:8b", "--alias", "first", "--lora", "l.gguf=0.5"]
     assert main(["cluster", "yaml", *words]) == 0
     first, second, _ = parsed(capsys.readouterr().out)["applications"]
     assert (first["name"], second["name"]) == ("zinc-first", "zinc-qwen3:8b")
-    assert first["args"]["serve"]["lora"] == ["l.gguf"]
+    assert first["args"]["serve"]["lora"] == [f"{Path('l.gguf').absolute()}=0.5"]
     assert "lora" not in second["args"]["serve"]
     assert main(["cluster", "yaml", *words, "--together"]) == 0
     together, front = parsed(capsys.readouterr().out)["applications"]
@@ -150,6 +150,21 @@ def test_other_settings_leave_the_arguments_of_replicas_alone():
         ("models: {a: {replica: 2}}", "no option 'replica' of the model 'a'"),
         ("models: {a: {serve: {api_key: [k]}}}", "'a' cannot have 'api_key' of its own"),
         ("models: {a: {serve: {models: [b]}}}", "'a' cannot have 'models' of its own"),
+        ("models: {a: {serve: {cache_type_k: f16}}}", "no option 'cache_type_k' of `zinc serve`"),
+        ("serve: {contxt: 512}", "no option 'contxt' of `zinc serve`"),
+        ("models: {5: {}}", "the name of a model is 5: it must be text"),
+        ("models: {a: {model: 5}}", "the name of a model is 5: it must be text"),
+        ("models: [a]", "`models` is not a mapping"),
+        ("cpus: four", "cpus is 'four': it must be a number"),
+        ("replicas: 1.5", "replicas is 1.5: it must be a whole number"),
+        ("models: {a: {memory: 4G}}", "memory is '4G': it must be a whole number of bytes"),
+        ("serve: {context: abc}", "of context is wrong: 'abc' is not a whole number from 1"),
+        ("models: {a: {serve: {context: -1}}}", "context is wrong: '-1' is not a whole number"),
+        ("serve: {temperature: hot}", "the value of temperature is wrong: 'hot' is not a number"),
+        ("serve: {kv_dtype: q9}", "kv_dtype is wrong: 'q9' is not one of auto, f16"),
+        ("serve: {pull: maybe}", "the value of pull is wrong: 'maybe' is neither true nor false"),
+        ("serve: {lora: x.gguf}", "lora is wrong: 'x.gguf' is not a list such as [VALUE]"),
+        ("serve: {chat_template: 3}", "the value of chat_template is wrong: 3 is not text"),
         ("models: {a: 3}", "the options of the model 'a' are not a mapping"),
         ("models: {a: {replicas: 0}}", "a cluster needs replicas"),
         ("models: {a: {}}\nserve: {models: [b]}", "`serve` has 'models', and there are `models`"),
@@ -163,6 +178,20 @@ def test_errors_in_a_config_file_name_the_option(capsys, tmp_path, text, error):
     file.write_text(text)
     assert main(["cluster", "yaml", "--config", str(file)]) == 1
     assert error in capsys.readouterr().err
+
+
+def test_a_config_file_has_values_as_on_the_command_line(capsys, tmp_path):
+    pytest.importorskip("yaml", reason="PyYAML is not installed")
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "serve: {memory_budget: 2G, context: '512', shares: [3, 1], temperature: 1, pull: null}\n"
+        "models: {a: {model: a.gguf, serve: {swap_size: 1M, lora: [l.gguf]}}}\n"
+    )
+    assert main(["cluster", "yaml", "--config", str(file)]) == 0
+    found = parsed(capsys.readouterr().out)["applications"][0]["args"]["serve"]
+    assert (found["memory_budget"], found["context"]) == (2 << 30, 512)
+    assert (found["swap_size"], found["shares"], found["temperature"]) == (1 << 20, [3, 1], 1)
+    assert (found["pull"], found["lora"]) == (False, [str(Path("l.gguf").absolute())])
 
 
 def test_models_are_named_in_one_place_and_once(capsys, tmp_path):
@@ -215,7 +244,7 @@ def test_unknown_names_in_a_config_file_are_refused():
     with pytest.raises(RequestError, match="no option 'replica' of a cluster"):
         ClusterOptions.of({"replica": 2})
     with pytest.raises(RequestError, match="no option 'ctx' of `zinc serve`"):
-        ClusterOptions.of({"serve": {"ctx": 2}}).server_config()
+        ClusterOptions.of({"serve": {"ctx": 2}})
 
 
 def test_a_replica_has_the_threads_of_its_share_and_the_server_s_options():

@@ -183,16 +183,21 @@ def _ms(value: float | None) -> str:
 
 
 def _reports(paths: list[str]) -> Iterator[Mapping[str, Any]]:
-    """Yield the reports in files, each a JSON object. Raises RequestError and OSError."""
+    """Yield the reports in files, each a JSON object. Raises RequestError."""
+    from zinc.cluster.simulation.rates import is_report
+
     for path in paths:
         try:
-            yield json.loads(Path(path).read_text("utf-8"))
+            found = json.loads(text.read_file(path))
         except ValueError:
+            found = None
+        if not is_report(found):
             raise RequestError(
                 f"{path} is not a result of `zinc bench`",
                 "",
                 "write one with `zinc bench MODEL --json`",
-            ) from None
+            )
+        yield found
 
 
 def _numbers(given: str) -> tuple[int, ...]:

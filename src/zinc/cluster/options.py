@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from zinc.cli import serve
+from zinc.cluster import serve_values
 from zinc.core.errors import RequestError
 from zinc.server.config import ServerConfig
 
@@ -29,7 +30,7 @@ _REFUSED = {
     ),
 }
 
-# Options of `zinc serve` that can name files.
+# Options of `zinc serve` that can name files, beside `lora`.
 _PATHS = frozenset(("models", "more_models", "draft", "chat_template", "api_key_file", "cache_dir"))
 
 # Options of `zinc serve` that name models, and options of the address that all models share.
@@ -41,6 +42,10 @@ _SHARED = frozenset(
 
 # Options that a model can have of its own.
 _OWN = frozenset(("replicas", "max_replicas", "queue", "cpus", "gpus", "memory"))
+
+# Fields of `ClusterOptions` by type.
+_WHOLE = ("replicas", "max_replicas", "queue", "memory", "fronts")
+_NUMBERS = ("cpus", "gpus", "drain_s")
 
 _CONNECTIONS = 10_000  # of a front, unless an option says how many
 
@@ -79,6 +84,17 @@ class ClusterOptions:
     share_prefixes: str = ""
 
     def __post_init__(self) -> None:
+        for name in _WHOLE:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                unit = " of bytes" if name == "memory" else ""
+                raise RequestError(f"{name} is {value!r}", f"it must be a whole number{unit}")
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise RequestError(f"{name} is {value!r}", "it must be a number")
+        if not isinstance(self.models, Mapping):
+            raise RequestError("`models` is not a mapping", "", "write NAME: {}")
         if self.replicas < 1 or self.fronts < 1 or self.queue < 1:
             raise RequestError(
                 "a cluster needs replicas",
@@ -110,6 +126,7 @@ class ClusterOptions:
             if self.serve.get(name):
                 option = "--" + name.replace("_", "-")
                 raise RequestError(f"a cluster cannot use {option}", why, hint)
+        _check_names(self.serve, serve_values.names(), "`zinc serve`")
         self.by_model()
 
     @classmethod
@@ -159,6 +176,11 @@ class ClusterOptions:
                 else "leave it out of `serve`",
             )
         model = given.get("model", name)
+        for text in (name, model):
+            if not isinstance(text, str):
+                raise RequestError(
+                    f"the name of a model is {text!r}", "it must be text", "put it in quotes"
+                )
         serve = {**self.serve, **own_serve, "models": [model], "alias": name}
         own = {key: given[key] for key in _OWN & given.keys()}
         return replace(self, models={}, serve=serve, **own)
@@ -166,7 +188,7 @@ class ClusterOptions:
     @property
     def max_body_bytes(self) -> int:
         """The largest request body."""
-        return int({**vars(_serve_defaults()), **self.serve}["max_body"])
+        return int({**vars(serve_values.defaults()), **self.serve}["max_body"])
 
     @property
     def max_connections(self) -> int:
@@ -189,8 +211,7 @@ class ClusterOptions:
         Model names are looked up on this machine; with `pull`, missing models are downloaded.
         """
         given = dict(self.serve)
-        args = _serve_defaults()
-        _check_names(given, set(vars(args)), "`zinc serve`")
+        args = serve_values.defaults()
         if given.get("threads") is None and not self.gpus:
             given["threads"] = max(1, int(self.cpus))
         vars(args).update(given)
@@ -243,15 +264,15 @@ def read_options(
         raise RequestError(
             f"{path} has no options of a cluster",
             "it is not a mapping",
-            "docs/cluster.md shows one",
+            "see docs/cluster.md",
         )
     if _NAMING & serve_given.keys() and found.get("models"):
         raise RequestError(
             "models are named twice", f"{path} names some, too", "name all of them in the file"
         )
-    served = _with_absolute_paths({**found.get("serve", {}), **serve_given})
+    served = _with_absolute_paths({**serve_values.converted(found.get("serve", {})), **serve_given})
     own_port = served.pop("port", None)
-    default_port = vars(_serve_defaults())["port"]
+    default_port = vars(serve_values.defaults())["port"]
     options = ClusterOptions.of({**found, **given, "serve": served})
     models = {name: _absolute_model(each) for name, each in options.models.items()}
     return replace(options, models=models), port if port != default_port else own_port or port
@@ -263,7 +284,7 @@ def _absolute_model(given: Mapping[str, Any]) -> dict[str, Any]:
     if "model" in found:
         found["model"] = _absolute(found["model"])
     if "serve" in found:
-        found["serve"] = _with_absolute_paths(found["serve"])
+        found["serve"] = _with_absolute_paths(serve_values.converted(found["serve"]))
     return found
 
 
@@ -284,7 +305,7 @@ def _yaml(text: str, path: Path) -> Any:
 
 def serve_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `zinc serve` in `args` that differ from its defaults."""
-    default = vars(_serve_defaults())
+    default = vars(serve_values.defaults())
     given = {name: getattr(args, name) for name in default if getattr(args, name) != default[name]}
     given.pop("port", None)  # of Ray Serve
     return _with_absolute_paths(given)
@@ -297,12 +318,22 @@ def _with_absolute_paths(serve_given: Mapping[str, Any]) -> dict[str, Any]:
         value = given[name]
         is_list = isinstance(value, list)
         given[name] = [_absolute(each) for each in value] if is_list else _absolute(value)
+    if "lora" in given:
+        given["lora"] = [_absolute_adapter(each) for each in given["lora"]]
     return given
 
 
 def shared_folder(given: str) -> str:
     """Return the value of --share-prefixes, with an absolute path."""
     return given if given == "memory" else str(Path(given).expanduser().absolute())
+
+
+def _absolute_adapter(text: str) -> str:
+    """Return FILE[=SCALE] with an absolute path."""
+    path, mark, scale = text.rpartition("=")
+    if not mark or Path(text).expanduser().exists():  # a path may contain "="
+        path, mark, scale = text, "", ""
+    return f"{Path(path).expanduser().absolute()}{mark}{scale}"
 
 
 def _absolute(text: str) -> str:
@@ -318,14 +349,8 @@ def _absolute(text: str) -> str:
     return f"{name}{mark}{Path(path).expanduser().absolute()}"
 
 
-def _serve_defaults() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
-    return parser.parse_args([])
-
-
-def _check_names(given: Mapping[str, Any], known: set[str], owner: str) -> None:
-    unknown = sorted(given.keys() - known)
+def _check_names(given: Mapping[str, Any], known: Collection[str], owner: str) -> None:
+    unknown = sorted(given.keys() - set(known))
     if unknown:
         raise RequestError(
             f"there is no option {unknown[0]!r} of {owner}",

@@ -12,6 +12,11 @@ from typing import Any
 
 from zinc.core.errors import RequestError
 
+_FIELDS = frozenset(
+    ("decode_tokens_per_s", "decode_tokens", "depth", "prefill_tokens_per_s", "prefill_tokens",
+     "step_tokens", "streams")
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
@@ -44,6 +49,11 @@ class StepTimes:
             part = (rows - low) / (high - low)
             base = self.seconds[at - 1] * (1 - part) + self.seconds[at] * part
         return base + self.key_s * keys + self.pair_s * pairs
+
+
+def is_report(value: object) -> bool:
+    """Return whether a JSON value is a report of `zinc bench --json`."""
+    return isinstance(value, Mapping) and value.keys() >= _FIELDS
 
 
 def step_times(reports: Iterable[Mapping[str, Any]]) -> StepTimes:

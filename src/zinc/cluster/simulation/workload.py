@@ -138,7 +138,7 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
             raise RequestError(
                 "the trace cannot be read",
                 f"line {number + 1} of {path.name} is not a request with a time of arrival",
-                "docs/cluster.md describes traces",
+                "see docs/cluster.md",
             ) from None
         lines.append(line)
     if not lines:
