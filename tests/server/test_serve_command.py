@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import io
 import json
 import logging
@@ -104,6 +105,23 @@ def test_a_path_with_an_equals_sign(tmp_path: Path):
 def test_wrong_options(argv, capsys):
     assert main(["serve", *argv]) == 2
     assert "error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.EADDRINUSE, "Choose another --port, or stop what uses it."),
+        (errno.EACCES, "Choose a --port from 1024 on: lower ones need privileges."),
+        (errno.EADDRNOTAVAIL, "Choose a --host that is an address of this machine."),
+    ],
+)
+def test_an_address_that_cannot_be_used_names_the_option(number: int, hint: str, monkeypatch):
+    def bind(self: socket.socket, address: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket.socket, "bind", bind)
+    with pytest.raises(RequestError, match=re.escape(f"{os.strerror(number)}. {hint}")):
+        server_main.bind("127.0.0.1", 80)
 
 
 def test_failures_are_one_line(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):

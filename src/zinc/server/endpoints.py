@@ -235,19 +235,19 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     _post(
         "/api/pull", ollama_manage.pull_model, ollama_manage.PullFields,
-        "Download a model", "Ollama", streams=NDJSON, statuses=(403, 404),
+        "Download a model", "Ollama", streams=NDJSON, statuses=(409, 502),
     ),
     _post(
         "/api/delete", ollama_manage.delete_model, ollama_manage.DeleteFields,
-        "Delete a model", "Ollama", statuses=(403, 404, 409), method="DELETE",
+        "Delete a model", "Ollama", statuses=(409,), method="DELETE",
     ),
     _post(
         "/api/copy", ollama_manage.copy_model, ollama_manage.CopyFields,
-        "Offer a model under a second name", "Ollama", statuses=(403, 404),
+        "Offer a model under a second name", "Ollama", statuses=(409,),
     ),
     _post(
         "/api/create", ollama_manage.create_model, ollama_manage.CreateFields,
-        "Offer a model with other settings", "Ollama", statuses=(403, 404),
+        "Offer a model with other settings", "Ollama", statuses=(409,),
     ),
     _get("/api/version", ollama_models.version, "The level of Ollama's API", "Ollama"),
     _get("/api/v0/models", lmstudio_models.models, "The models and their state", "LM Studio"),

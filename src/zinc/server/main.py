@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 import sys
@@ -31,6 +32,10 @@ _SIGNALS = [signal.SIGINT, signal.SIGTERM]
 _HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed; not on Windows
 OLLAMA_PORT = 11434
 _PORT_HINT = "choose another --port, or stop what uses it"
+_BIND_HINTS = {
+    errno.EACCES: "choose a --port from 1024 on: lower ones need privileges",
+    errno.EADDRNOTAVAIL: "choose a --host that is an address of this machine",
+}
 _OLLAMA_HINT = "stop the program that uses it (another Ollama?), or leave --ollama out"
 _BACKLOG = 512  # connections that the system queues until they are accepted
 _ERROR_EVENT_S = 3.0  # after the grace time, for error events to reach clients
@@ -164,7 +169,7 @@ def http_config(
 def bind(host: str, port: int, hint: str = _PORT_HINT) -> socket.socket:
     """Return a socket that listens on `host` and `port`.
 
-    hint: what to do if it cannot. Raises RequestError then.
+    hint: what to do if the port is in use. Raises RequestError if it cannot listen.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -182,7 +187,9 @@ def bind(host: str, port: int, hint: str = _PORT_HINT) -> socket.socket:
     except OSError as error:
         listener.close()
         raise RequestError(
-            f"cannot serve on {host}, port {port}", error.strerror or str(error), hint
+            f"cannot serve on {host}, port {port}",
+            error.strerror or str(error),
+            _BIND_HINTS.get(error.errno or 0, hint),
         ) from None
     return listener
 

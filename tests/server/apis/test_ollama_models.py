@@ -16,6 +16,8 @@ from zinc.core.errors import RequestError
 from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.hub.names import registry_name
 from zinc.server.apis.ollama import models
+from zinc.server.endpoints import ENDPOINTS
+from zinc.server.http.openapi import document
 from zinc.server.runtime.entry import Entry
 
 HELLO = [{"role": "user", "content": "Say hello."}]
@@ -56,8 +58,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def call(server: Running, method: str, path: str, body: object, status: int = 200) -> bytes:
+    """Send a request whose answer has this status, which the OpenAPI document lists."""
     answer = server.request(method, path, body)
     assert answer.status == status, answer.body
+    paths = document([endpoint.operation for endpoint in ENDPOINTS], with_key=False)["paths"]
+    assert str(status) in paths[path][method.lower()]["responses"]
     return answer.body
 
 

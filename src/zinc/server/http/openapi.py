@@ -46,7 +46,7 @@ class Operation:
 _MEANINGS = {
     400: "a field is not valid, not known or not supported; `param` names it",
     401: "the API key is missing or wrong",
-    403: "the origin of the calling web page is not allowed",
+    403: "the origin of the calling web page is not allowed, or clients may not change models",
     404: "there is no such model, response or path",
     405: "the path has no such method",
     409: "the model or file is in use, or the batch has ended",
@@ -55,6 +55,7 @@ _MEANINGS = {
     421: "the Host header names another machine",
     429: "the queue is full; Retry-After says when to try again",
     501: "the model cannot do this, or the server keeps no files",
+    502: "a download failed",
     503: "the model is being loaded, or the server is going down",
 }
 
