@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from zinc import __version__
-from zinc.cli import usage
+from zinc.cli import parsed, usage
 from zinc.cli.main import COMMANDS, build_parser, command, main
 from zinc.core import env
 from zinc.core.errors import RequestError
@@ -190,6 +190,18 @@ def test_wrong_usage_ends_with_2(zinc, argv):
             ["run", "a", "--kv-dtype", "f8"],
             "--kv-dtype: 'f8' is not one of auto, f16, q8_0, q4_0. See `zinc run --help`.\n",
         ),
+        (
+            ["run", "a", "--shares", "a"],
+            "argument --shares: 'a' is not a list of numbers such as 3,1. See `zinc run --help`.\n",
+        ),
+        (
+            ["cluster", "simulate"],
+            "zinc cluster simulate: error: name a result of `zinc bench MODEL --json`\n",
+        ),
+        (
+            ["perplexity", "a.gguf"],
+            "zinc perplexity: error: a.gguf is a model: name the MODEL first, then a text FILE\n",
+        ),
         (["runn", "a"], "there is no command 'runn'; did you mean run? See `zinc --help`.\n"),
         (["lsit"], "there is no command 'lsit'; did you mean list? See `zinc --help`.\n"),
         (["frobnicate"], "there is no command 'frobnicate'. See `zinc --help`.\n"),
@@ -328,6 +340,23 @@ MODEL_COMMANDS = {
     "tokenize": ["hi", "-m"],
     **{name: [] for name in ("inspect", "plan", "bench", "verify")},
 }
+
+
+@pytest.mark.parametrize("folder", [".", "..", "./"])
+def test_a_folder_is_named_in_the_error(zinc, folder):
+    """The full stop at the end of a sentence is not that of a path."""
+    what = f"cannot open {Path(folder)}: it is a folder. Name a .gguf file inside it."
+    assert zinc("inspect", folder).err == f"zinc: {what}\n"
+
+
+@pytest.mark.parametrize("name", ["show", "check", "tune", "perplexity"])
+def test_a_model_is_an_argument_or_an_option(name):
+    rest = ["prose.txt"] if name == "perplexity" else []
+    for words in (["a.gguf", *rest], ["-m", "a.gguf", *rest]):
+        args = build_parser(name).parse_args([name, *words])
+        parsed.merge_models(args)
+        assert args.model == "a.gguf"
+    assert build_parser(name).parse_args([name, *rest]).model is None
 
 
 @pytest.mark.parametrize("name", [*MODEL_COMMANDS, "perplexity"])

@@ -167,6 +167,12 @@ def test_plan_has_the_frequencies_of_its_depth(zinc, fixture_model, depth, frequ
     assert found["context_tokens"] == 4 * 4096
 
 
+def test_a_rope_factor_of_0_is_refused(zinc, fixture_model):
+    result = zinc("plan", fixture_model, "--rope-scale", "0", "--backend", "ref")
+    assert result.status == 1
+    assert "a RoPE factor of 0 is not possible" in result.err
+
+
 def test_an_impossible_rope_scaling_is_one_line(zinc, fixture_model):
     result = zinc("plan", fixture_model, "--rope-scaling", "yarn", "--backend", "ref")
     assert result.status == 1

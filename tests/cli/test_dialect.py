@@ -1,4 +1,4 @@
-"""Options of llama.cpp and Ollama: renamed, left out with a note, or refused."""
+"""Options of llama.cpp, Ollama and vLLM: renamed, left out with a note, or refused."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from zinc.engine.load.files import EMBEDDED_MODEL
 
 MODEL = str(EMBEDDED_MODEL)
 KNOWN = {
+    "--alias",
     "--context",
     "--draft",
     "--kv-dtype",
@@ -32,6 +33,8 @@ KNOWN = {
     [
         (["--ctx-size", "512"], ["--context", "512"]),
         (["--ctx-size=512"], ["--context", "512"]),
+        (["--max-model-len", "512"], ["--context", "512"]),
+        (["--served-model-name", "qwen"], ["--alias", "qwen"]),
         (["-p", "a prompt", "-n", "5"], ["-n", "5", "a prompt"]),
         (["-ctk", "f16", "-ctv", "f16"], ["--kv-dtype", "f16"]),
         (["-hf", "org/repo:Q4_K_M"], ["--model", "org/repo:Q4_K_M"]),
@@ -60,6 +63,9 @@ def test_an_option_gets_zincs_name(given: list[str], own: list[str]) -> None:
         ["-ub=64"],
         ["--jinja"],
         ["--draft-max", "8"],
+        ["--metrics"],
+        ["--embeddings"],
+        ["--tool-call-parser", "hermes"],
     ],
 )
 def test_an_option_without_effect_is_left_out_with_a_note(given: list[str]) -> None:
@@ -106,6 +112,12 @@ def test_a_model_is_an_argument_or_an_option(
     assert capsys.readouterr().out == shown
     assert main(["inspect", MODEL, "-m", MODEL]) == 2
     assert "give one" in capsys.readouterr().err
+
+
+def test_a_context_of_0_is_the_default() -> None:
+    parser = build_parser("serve")
+    assert parser.parse_args(["serve", "-c", "0"]).context is None
+    assert parser.parse_args(["serve", "-c", "512"]).context == 512
 
 
 def test_minus_one_is_no_limit(capsys: pytest.CaptureFixture) -> None:

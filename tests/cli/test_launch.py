@@ -108,6 +108,14 @@ def test_a_failure_is_one_line(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [("launch", "codex", "--print"), ("ps",)])
+@pytest.mark.parametrize("url", ["nonsense", "http://", "ftp://127.0.0.1", "127.0.0.1:8080"])
+def test_an_address_without_scheme_or_host_is_wrong_usage(zinc, command, url) -> None:
+    result = zinc(*command, "--url", url)
+    assert result.status == 2
+    assert f"--url: {url!r} is no address such as http://127.0.0.1:8080." in result.err
+
+
 def test_a_model_that_the_server_lacks_is_an_error(
     server: Running, agents: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -146,6 +146,12 @@ def test_a_model_that_is_missing_is_named(zinc, monkeypatch, tmp_path, word, res
         )
 
 
+def test_a_model_without_a_prompt_on_a_terminal_names_chat(monkeypatch, fixture_model):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    with pytest.raises(UsageError, match="`zinc chat` starts a conversation"):
+        read(fixture_model)
+
+
 def test_a_model_is_named_once(stdin, fixture_model):
     stdin("")
     with pytest.raises(UsageError, match="-m names other"):
@@ -154,7 +160,7 @@ def test_a_model_is_named_once(stdin, fixture_model):
 
 def test_a_model_alone_leaves_nothing_to_ask(stdin, fixture_model):
     stdin("")
-    with pytest.raises(UsageError, match=r"nothing to ask for .*: no PROMPT is given"):
+    with pytest.raises(UsageError, match=r"nothing to ask the model .*: no PROMPT is given"):
         read(fixture_model)
 
 
@@ -163,7 +169,7 @@ def test_a_model_alone_leaves_nothing_to_ask(stdin, fixture_model):
     [
         ([""], "the PROMPT is empty"),
         ([" \n"], "the PROMPT is empty"),
-        (["qwen3:8b", ""], "nothing to ask for qwen3:8b: the PROMPT is empty"),
+        (["qwen3:8b", ""], "nothing to ask the model qwen3:8b: the PROMPT is empty"),
         (["-"], "stdin is empty"),
         (["-f", "-"], "stdin is empty"),
         (["-f", os.devnull], f"the file {os.devnull} is empty"),

@@ -235,7 +235,9 @@ def test_a_failed_mask_fails_its_request_alone(llm):
             return False
 
         def mask(self):
-            raise RequestError("no next token can be told", "the parser is lost")
+            raise RequestError(
+                "the grammar cannot say which tokens may follow", "the parser is lost"
+            )
 
         def accept(self, token):
             raise AssertionError

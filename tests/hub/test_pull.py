@@ -113,7 +113,7 @@ def test_cut_connections_are_taken_up_again(hub, options, has_ranges):
 
 def test_a_server_that_always_cuts_fails_with_a_sentence(hub, home, options):
     hub.faults.cut = lambda n: 0
-    with pytest.raises(DownloadError, match=r"failed 5 times in a row.*goes on where"):
+    with pytest.raises(DownloadError, match=r"failed 5 times in a row.*resumes the download"):
         pull(MODEL, options=options)
     with pytest.raises(ZincError):
         resolve(MODEL)

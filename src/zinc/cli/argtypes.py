@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 from zinc.core.errors import RequestError
 
@@ -54,6 +55,11 @@ def token_limit(text: str) -> int | None:
     return None if text in ("-1", "-2") else natural(text)
 
 
+def context(text: str) -> int | None:
+    """Return a number of tokens from 1; None, the default, for the 0 of llama.cpp."""
+    return None if text == "0" else count(text)
+
+
 def stop_string(text: str) -> str:
     """Return text that can end an answer: not empty, and UTF-8."""
     try:
@@ -73,7 +79,18 @@ def gpu_layers(text: str) -> int | None:
 
 def shares(text: str) -> tuple[float, ...]:
     """Return numbers that are separated by commas."""
-    return tuple(float(number) for number in text.split(","))
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError:
+        message = f"{text!r} is not a list of numbers such as 3,1"
+        raise argparse.ArgumentTypeError(message) from None
+
+
+def address(text: str) -> str:
+    """Return the address of a server, without a slash at its end."""
+    if re.fullmatch(r"https?://[^/\s][^\s]*", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address such as http://127.0.0.1:8080")
+    return text.rstrip("/")
 
 
 def text_argument(value: str, name: str) -> str:

@@ -14,7 +14,7 @@ from zinc.cli import argtypes, parsed, usage
 from zinc.cli.interrupt import Interrupt
 from zinc.cli.lineinput import LineInput
 from zinc.cli.window import Message, Window, system_message
-from zinc.core.errors import RequestError, ZincError
+from zinc.core.errors import RequestError, ZincError, next_step
 from zinc.core.terminal import is_plain
 
 if TYPE_CHECKING:
@@ -166,4 +166,5 @@ def save(path: str, messages: list[dict[str, str]]) -> None:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise RequestError(f"cannot write {path}", error.strerror or str(error)) from error
+        why = error.strerror or str(error)
+        raise RequestError(f"cannot write {path}", why, next_step(error)) from error

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", metavar="MODEL", nargs="?", help="model to check, too (default: none)"
-    )
+    usage.add_model(parser, "model to check, too (default: none)")
     usage.add_backend(parser)
     usage.add_cache(parser)
     usage.add_json(parser)
@@ -62,7 +60,7 @@ def text(sections: Sequence[Section]) -> str:
             if finding.fix:
                 lines.append(f"         -> {finding.fix}")
         lines.append("")
-    lines.append("READY" if is_ready(sections) else "NOT READY: mend what is marked FAIL")
+    lines.append("READY" if is_ready(sections) else "NOT READY: fix what is marked FAIL")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Commands and options of llama.cpp and Ollama under the names that they have there.
+"""Commands and options of llama.cpp, Ollama and vLLM under the names that they have there.
 
 `translate` rewrites a command line before it is parsed. An option that zinc has under another name
 is renamed, one that cannot change anything here is left out with a note, and one whose effect zinc
@@ -59,6 +59,8 @@ _PROMPTS = "the size of prompt chunks is chosen by zinc"
 _TEMPLATES = "chat templates are always used, unless --raw is given"
 _LOADING = "weights are read into memory that zinc manages"
 _STREAMS = "as many sequences run at a time as memory allows"
+_ENDPOINTS = "the server always has all endpoints that the model supports"
+_TOOLS = "tool calls are always parsed, in the format of the chat template"
 _DRAFT_LENGTHS = (
     "--draft-max",
     "--draft-n",
@@ -74,7 +76,8 @@ _SWITCH = ("on", "off", "auto", "0", "1")
 OPTIONS: dict[str, Foreign] = {
     **dict.fromkeys(("-p", "--prompt"), Foreign(POSITIONAL)),
     **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), Foreign("--model")),
-    **dict.fromkeys(("--ctx-size", "--num-ctx"), Foreign("--context")),
+    **dict.fromkeys(("--ctx-size", "--num-ctx", "--max-model-len"), Foreign("--context")),
+    "--served-model-name": Foreign("--alias"),
     **dict.fromkeys(("--n-predict", "--predict", "--num-predict"), Foreign("--max-tokens")),
     **dict.fromkeys(("--n-gpu-layers", "--gpu_layers"), Foreign("--gpu-layers")),
     **dict.fromkeys(("-ncmoe", "--n-cpu-moe"), Foreign("--cpu-moe")),
@@ -100,6 +103,12 @@ OPTIONS: dict[str, Foreign] = {
     **dict.fromkeys(("-cb", "--cont-batching"), _flag(_STREAMS)),
     **dict.fromkeys(("--jinja", "-cnv", "--conversation"), _flag(_TEMPLATES)),
     **dict.fromkeys(("--no-mmap", "--mmap", "--mlock"), _flag(_LOADING)),
+    **dict.fromkeys(("--metrics", "--slots", "--props"), _flag(_ENDPOINTS)),
+    **dict.fromkeys(("--embedding", "--embeddings", "--rerank", "--reranking"), _flag(_ENDPOINTS)),
+    "--tool-call-parser": Foreign(None, _TOOLS),
+    "--enable-auto-tool-choice": _flag(_TOOLS),
+    "--enable-prefix-caching": _flag("the prefix cache is on by default"),
+    "--no-context-shift": _flag("context shift is off unless a request asks for it"),
     "--no-warmup": _flag("kernels are compiled when they are first needed"),
     "--no-display-prompt": _flag("the prompt is never printed"),
     "--simple-io": _flag("output to a pipe is plain text"),

@@ -151,7 +151,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "first model of the running server)",
     )
     parser.add_argument(
-        "--url", help=f"address of a running server (default: {DEFAULT_URL}, if one runs there)"
+        "--url",
+        type=argtypes.address,
+        help=f"address of a running server (default: {DEFAULT_URL}, if one runs there)",
     )
     parser.add_argument("--api-key", metavar="KEY", help="API key of the server")
     parser.add_argument(
@@ -193,7 +195,7 @@ def run(args: argparse.Namespace) -> int:
 def _server(args: argparse.Namespace) -> Iterator[Server]:
     """Yield the running server, or a new one that is stopped at the end. Raises ZincError."""
     key = args.api_key or NO_KEY
-    url = (args.url or DEFAULT_URL).rstrip("/")
+    url = args.url or DEFAULT_URL
     names = _model_names(url, key, must_run=args.url is not None)
     if names is not None and (args.url is not None or args.model in (None, *names)):
         yield Server(url, _chosen(args.model, names), key)
@@ -224,7 +226,7 @@ def _chosen(model: str | None, names: list[str]) -> str:
 
 def _model_names(url: str, key: str, must_run: bool) -> list[str] | None:
     """Return the names of a server's models; None if no server runs there. Raises DeviceError."""
-    request = Request(f"{url.rstrip('/')}/v1/models", headers={"Authorization": f"Bearer {key}"})
+    request = Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"})
     try:
         # Proxies of the environment do not apply: the server is on this machine or its network.
         with build_opener(ProxyHandler({})).open(request, timeout=_TIMEOUT_S) as response:

@@ -20,7 +20,7 @@ from zinc.cli.dialect import ALIASES, instead, translate
 from zinc.cli.parser import Parser, nearest, usage_error
 from zinc.cli.streams import standard_streams
 from zinc.core import env
-from zinc.core.errors import ZincError
+from zinc.core.errors import ZincError, next_step
 
 FAILED, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
@@ -28,7 +28,7 @@ COMMANDS = {
     "run": "answer one prompt on stdout",
     "chat": "talk to a model in the terminal",
     "batch": "answer a file of requests in the format of OpenAI's batch API",
-    "serve": "serve models over HTTP with the APIs of OpenAI, Anthropic, Ollama and llama.cpp",
+    "serve": "serve a chat page and the APIs of OpenAI, Anthropic, Ollama and others",
     "cluster": "run replicas of the server on Ray behind one address",
     "launch": "start a coding agent with a local model",
     "pull": "download a model by name",
@@ -88,7 +88,7 @@ def _epilog() -> str:
     variables = "\n".join(f"  {v.name.ljust(12)}  {v.doc}" for v in env.VARIABLES)
     return (
         "`zinc COMMAND --help` explains a command.\n"
-        "Commands without a model use the small model that comes with zinc.\n\n"
+        "Commands without a model use the embedded demo model.\n\n"
         f"environment variables, which options override:\n{variables}"
     )
 
@@ -113,8 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError as error:
             _discard_output()
             # Commands name the files that they open; without a name, the error is about the output.
-            where = error.filename or "cannot write the output"
-            return _fail(f"{where}: {error.strerror or error}.")
+            what = f"cannot open {error.filename}" if error.filename else "cannot write the output"
+            return _fail(ZincError(what, error.strerror or str(error), next_step(error)).message)
 
 
 def _main(argv: list[str]) -> int:
@@ -170,7 +170,7 @@ def _run(args: argparse.Namespace) -> int:
         _start_log(env.LOG.get())
         return command(args.command).run(args)
     except UsageError as error:
-        sys.stderr.write(usage_error(f"zinc {args.command}", str(error)))
+        sys.stderr.write(usage_error(args.parser.prog, str(error)))
         return USAGE
     except ZincError as error:
         return _fail(error.in_options())

@@ -36,12 +36,12 @@ def merge_models(args: argparse.Namespace) -> None:
 
 def rope_scaling(args: argparse.Namespace) -> RopeScaling | None:
     """Return the RoPE scaling of `add_rope`'s options, None for the file's. Raises RequestError."""
-    given = (args.rope_scaling, args.rope_scale, args.yarn_orig_ctx, args.rope_always)
-    if not any(given):
+    given = (args.rope_scaling, args.rope_scale, args.yarn_orig_ctx)
+    if not args.rope_always and all(value is None for value in given):
         return None
     from zinc.models.parts.context import RopeScaling
 
-    return RopeScaling(*given)
+    return RopeScaling(*given, args.rope_always)
 
 
 def lora(args: argparse.Namespace) -> tuple[AdapterOption, ...]:

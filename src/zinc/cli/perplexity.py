@@ -14,13 +14,8 @@ from zinc.cli import argtypes, text, usage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "words",
-        metavar="MODEL FILE",
-        nargs="+",
-        help="a model (file, short name or repository), and a file of UTF-8 text; - reads stdin",
-    )
-    parser.add_argument("-m", "--model", metavar="MODEL", help="the model, if only FILE is given")
+    usage.add_model(parser)
+    parser.add_argument("file", metavar="FILE", help="a file of UTF-8 text; - reads stdin")
     parser.add_argument(
         "--window",
         type=argtypes.at_least_two,
@@ -35,17 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usage.add_json(parser)
 
 
-def _model_and_file(args: argparse.Namespace) -> tuple[str, str]:
-    """Return the two arguments, of which -m may give the model. Raises UsageError."""
-    found = ([] if args.model is None else [args.model]) + args.words
-    if len(found) != 2:
-        raise argtypes.UsageError("give one MODEL, as an argument or with -m, and one FILE")
-    return found[0], found[1]
-
-
 def run(args: argparse.Namespace) -> int:
-    args.model, file = _model_and_file(args)
-    content = text.read_file(file)
+    if args.file.endswith(".gguf"):
+        raise argtypes.UsageError(f"{args.file} is a model: name the MODEL first, then a text FILE")
+    content = text.read_file(args.file)
 
     from zinc.cli import loading
     from zinc.core.progress import ProgressBar
@@ -61,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         n_tokens = len(ids) // args.window * args.window
         report = {
             "model": str(llm.path),
-            "file": file,
+            "file": args.file,
             "tokens": n_tokens,
             "window": args.window,
             "backend": llm.backend.name,

@@ -74,8 +74,8 @@ def _model(word: str, option: str | None) -> str:
     """Return the model named by the first argument. Raises UsageError, RequestError."""
     if option is not None:
         raise UsageError(
-            f"{word} looks like a model, and -m names {option}: give one of them "
-            "(a prompt must contain a blank)"
+            f"{word} looks like a model, and -m names {option}: give one of them; if {word} is "
+            "the prompt, add a blank to it"
         )
     name = parse(word)
     if not isinstance(name, FileName):
@@ -85,7 +85,7 @@ def _model(word: str, option: str | None) -> str:
         raise RequestError(
             f"cannot open {word}",
             "there is no such file",
-            "check the path (a prompt must contain a blank)",
+            "check the path; if it is the prompt, add a blank to it",
         )
     if path.is_file() and not (path.suffix == ".gguf" or _is_gguf(path) or is_modelfile(path)):
         raise RequestError(
@@ -108,7 +108,8 @@ def _is_gguf(path: Path) -> bool:
 def _whole(args: argparse.Namespace, *, required: bool) -> str:
     """Return a prompt that comes entirely from a file or from standard input."""
     if required and sys.stdin.isatty():
-        raise _nothing_to_ask(args, "give a PROMPT, or --file FILE")
+        why = "give a PROMPT, or --file FILE; `zinc chat` starts a conversation"
+        raise _nothing_to_ask(args, why)
     content = _content(args.file or "-", args.raw)
     if required and not content.strip():
         why = "no PROMPT is given, and stdin is empty; give a PROMPT, or --file FILE"
@@ -117,7 +118,7 @@ def _whole(args: argparse.Namespace, *, required: bool) -> str:
 
 
 def _nothing_to_ask(args: argparse.Namespace, why: str) -> UsageError:
-    model = "" if args.model is None else f" for {args.model}"
+    model = "" if args.model is None else f" the model {args.model}"
     return UsageError(f"there is nothing to ask{model}: {why}")
 
 

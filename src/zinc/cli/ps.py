@@ -8,7 +8,7 @@ import sys
 from typing import Any
 from urllib.parse import urlsplit
 
-from zinc.cli import usage
+from zinc.cli import argtypes, usage
 from zinc.cli.text import plain, size, table
 from zinc.core.errors import RequestError
 
@@ -19,6 +19,7 @@ _TIMEOUT_S = 5.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
+        type=argtypes.address,
         default="http://127.0.0.1:8080",
         help="address of the server (default: %(default)s)",
     )
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    models = _models(args.url.rstrip("/"), args.api_key)
+    models = _models(args.url, args.api_key)
     if args.json:
         json.dump(models, sys.stdout, indent=2)
         print()
@@ -56,8 +57,6 @@ def _models(url: str, api_key: str | None) -> list[dict[str, Any]]:
     from zinc.hub.errors import DownloadError
     from zinc.hub.transport import StatusError, TransientError, Transport, read_all
 
-    if not url.startswith(("http://", "https://")):
-        raise RequestError(f"{url} is not an address", "", "write it as http://127.0.0.1:8080")
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         response = Transport(headers, timeout_s=_TIMEOUT_S).open(f"{url}/v1/models")

@@ -63,6 +63,10 @@ def run(args: argparse.Namespace) -> int:
             rendered = llm.template.render(llm.settings.conversation(messages), **template_args)
             parser = answer.parser_for(llm.template, rendered)
         result = answer.show(chunks, printer, parser)
+        if result.fills(llm.context):
+            hint = " Choose a larger --context." if args.context else ""
+            full = f"the context of {llm.context:,} tokens is full"
+            print(f"zinc: the answer is cut off: {full}.{hint}", file=sys.stderr)
     if args.stats:
         answer.report(result.timings)
     return 0

@@ -30,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         help="a .gguf file or a name such as qwen3:8b (docs/models.md), and its name for clients "
         "(default: the file name, or the name as given). The first is the default model of "
-        "requests; others are loaded when a request names them (default: the small model that "
-        "comes with zinc)",
+        "requests; others are loaded when a request names them (default: the embedded demo model)",
     )
     parser.add_argument(
         "--pull",

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=usage.MODEL_HELP)
+    usage.add_model(parser)
     usage.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    from zinc.engine.load.files import resolve_model
     from zinc.hub.errors import MissingModelError
     from zinc.hub.names import HubName, parse
-    from zinc.hub.resolve import resolve
 
     try:
-        path = resolve(args.model)
+        path = resolve_model(args.model)
     except MissingModelError:
         name = parse(args.model)
         if not isinstance(name, HubName):

@@ -10,18 +10,13 @@ from zinc.core.kv_types import BYTES_PER_NUMBER
 
 MODEL_HELP = (
     "a .gguf file, or the name of a model: qwen3:8b, org/repo[:quantisation], ollama:name; see "
-    "docs/models.md (default: the small model that comes with zinc)"
+    "docs/models.md (default: the embedded demo model)"
 )
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser, text: str = MODEL_HELP) -> None:
     """Add the model as an argument and as -m; `zinc.cli.parsed.merge_models` makes one of them."""
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        help=MODEL_HELP,
-    )
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=text)
     parser.add_argument(
         "-m", "--model", dest="model_option", metavar="MODEL", help="same as the positional MODEL"
     )
@@ -126,7 +121,7 @@ def add_context(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-c",
         "--context",
-        type=argtypes.count,
+        type=argtypes.context,
         metavar="TOKENS",
         help="maximum number of tokens in prompt and answer together "
         "(default: the model's context, or what fits in memory)",

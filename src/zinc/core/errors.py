@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 
 _SETTING = re.compile(r"\{([a-z_]+)(?:=([\w.:,-]+))?\}")
+_FULL_STOP = re.compile(r"(?<![\s./])\.+$")  # not the folders "." and ".."
 # Settings that are not themselves an argument of `LLM`, and how Python code gives them.
 _WITHIN = {
     "batch_invariant": 'options={{"batch_invariant": "true"}}',
@@ -35,9 +36,9 @@ class ZincError(Exception):
     """
 
     def __init__(self, what: str, why: str = "", hint: str = "") -> None:
-        self.what = what.rstrip(".")
-        self.why = why.rstrip(".")
-        self.hint = hint.rstrip(".")
+        self.what = _FULL_STOP.sub("", what)
+        self.why = _FULL_STOP.sub("", why)
+        self.hint = _FULL_STOP.sub("", hint)
         super().__init__(self.message)
 
     @property

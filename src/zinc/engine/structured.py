@@ -193,7 +193,7 @@ class GrammarConstraint:
         if not self._is_computed:
             place = self._words.ctypes.data, self._words.nbytes
             _guarded(lambda: self._matcher.unsafe_compute_mask_ptr(*place))
-            self._check("no next token can be told")
+            self._check("the grammar cannot say which tokens may follow")
             self._is_computed = True
         return self._words
 

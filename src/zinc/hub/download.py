@@ -289,5 +289,5 @@ class _Transfer:
             self._transport.pause_s,
             lambda why, seconds: self._waits.put(f"{why}; next try in {seconds:.0f} s"),
             self._stop,
-            "run the same command again: it goes on where this one stopped",
+            "run the same command again: it resumes the download",
         )
