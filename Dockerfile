@@ -23,7 +23,7 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends libvulkan1 mesa-vulkan-drivers \
     && rm -rf /var/lib/apt/lists/*
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    pip install --no-cache-dir --find-links /wheels 'zinc-llm[server,structured]' \
+    pip install --no-cache-dir --find-links /wheels 'zinc-llm[server,hub,structured]' \
     && useradd --create-home --uid 1000 zinc
 # The NVIDIA runtime mounts the parts of its driver that are named here; Vulkan is among the graphics.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,graphics,utility

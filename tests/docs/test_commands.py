@@ -25,6 +25,8 @@ NOT_RUN = {
     "docker": "needs a daemon, and a network to build",
     "brew": "is Homebrew's, on macOS",
     "export": "sets variables of the user's shell",
+    "systemctl": "needs systemd",
+    "journalctl": "needs systemd",
     "claude": "is another program",
     "dev/gpu-rigs/make": "downloads Mesa; CI runs it",
     "dev/gpu-rigs/record": "needs a rig; tests/benchmarks/test_gpu_rigs.py runs it",
