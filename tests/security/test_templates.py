@@ -26,8 +26,8 @@ MEMORY_BYTES = 256 << 20
 # The default sample ends in every way that all of them do: too much time, too much memory, an
 # error, a template that cannot be compiled.
 NAMES = list(TEMPLATES)[:: 1 if EVERY else 3]
-SHORT_S = 0.1  # a deadline that stops every template as the one of the server does
-BUSY_S = 60  # time limit for events that take a moment, on a busy machine
+SHORT_S = 0.1  # CPU time that stops every template as that of the server does
+BUSY_S = 120  # time limit for events that take a moment, on a busy machine
 
 
 def environment() -> dict[str, str]:
@@ -36,7 +36,7 @@ def environment() -> dict[str, str]:
 
 @cache
 def attack(seconds: float) -> dict[str, Any]:
-    """Return the outcome of the hostile templates with a deadline of `seconds`."""
+    """Return the outcome of the hostile templates with `seconds` of CPU time each."""
     script = Path(__file__).with_name("attack_templates.py")
     done = subprocess.run(
         [sys.executable, script, str(seconds), *NAMES],
@@ -59,7 +59,7 @@ def test_a_hostile_template_is_stopped(name: str, seconds: float) -> None:
     assert colon, "it was rendered"
     assert what in ("was stopped", "failed on these messages", "cannot be compiled")
     assert "Errno" not in why
-    assert case["s"] < seconds + 10  # the machine may be busy
+    assert case["cpu_s"] < seconds + 10  # with the start of the worker
     assert case["recovered"]
 
 

@@ -1,7 +1,7 @@
 """The worker process that runs chat templates, with limits set by the operating system.
 
-`zinc.chat.renderer` starts this file as a script, kills it at a deadline, and exchanges messages
-with it over stdin and stdout:
+`zinc.chat.renderer` starts this file as a script and exchanges messages with it over stdin and
+stdout:
 
     ready    status, 0                 once, after the imports
     request  size, marshal of (source, variables); None for variables only compiles the source
@@ -16,23 +16,24 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import marshal
-import math
 import os
 import signal
 import struct
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 try:
     import resource
-except ImportError:  # Windows: only the deadline limits a template
+except ImportError:  # Windows: only the parent's deadline limits a template
     resource = None  # type: ignore[assignment]
 
 REQUEST = struct.Struct("<Q")
 REPLY = struct.Struct("<BQ")
 READY, TEXT, FAILED, STOPPED = range(4)
+
+# Whether a worker ends itself after its CPU time. Windows has no such timer.
+TIMES_ITSELF = hasattr(signal, "setitimer")
 
 # The size limit of a prompt: a constant plus a multiple of the request's size.
 _PROMPT_BYTES, _PROMPT_COPIES = 4 << 20, 8
@@ -44,23 +45,32 @@ _CAUSE_CHARS = 1000
 class Limits:
     """The limits of this process: no new files, no new processes, and little memory.
 
-    memory_bytes: what a rendering may allocate in addition to the memory already in use.
+    seconds: CPU time of a rendering; on a busy machine it may take much longer. memory_bytes: what
+    a rendering may allocate in addition to the memory already in use.
     """
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, seconds: float, memory_bytes: int) -> None:
+        self._seconds = seconds
         used_bytes = _address_space_bytes()
         self._memory_bytes = used_bytes + memory_bytes if used_bytes else None
         for name in ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NPROC", "RLIMIT_NOFILE"):
             _limit(name, 0)
 
-    def allow(self, request_bytes: int, seconds: float) -> None:
-        """Set the limits of one request.
-
-        The limit on CPU time ends a rendering whose parent was killed before its deadline.
-        """
+    def allow(self, request_bytes: int) -> None:
+        """Set the limits of one request, until `end`."""
         if self._memory_bytes is not None:
             _limit("RLIMIT_AS", self._memory_bytes + _MEMORY_COPIES * request_bytes)
-        _limit("RLIMIT_CPU", math.ceil(time.process_time() + seconds) + 1)
+        _set_timer(self._seconds)
+
+    def end(self) -> None:
+        """Stop the time of a request."""
+        _set_timer(0)
+
+
+def _set_timer(seconds: float) -> None:
+    """End this process by SIGPROF after `seconds` of CPU time; 0 stops the timer."""
+    if TIMES_ITSELF:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _limit(name: str, soft: int) -> None:
@@ -96,6 +106,8 @@ def _load_sandbox(folders: list[str]) -> Any:
 
 def main(seconds: float, memory_bytes: int, folders: list[str]) -> None:
     """Answer requests until stdin ends or a rendering exceeds a limit."""
+    if TIMES_ITSELF:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may have ignored it
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the parent's exit ends stdin, and so this loop
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -121,13 +133,14 @@ def main(seconds: float, memory_bytes: int, folders: list[str]) -> None:
         return TEXT, text
 
     source, target = sys.stdin.buffer, sys.stdout.buffer
-    limits = Limits(memory_bytes)
+    limits = Limits(seconds, memory_bytes)
     target.write(REPLY.pack(READY, 0))
     target.flush()
     while len(head := source.read(REQUEST.size)) == REQUEST.size:
         (size,) = REQUEST.unpack(head)
-        limits.allow(size, seconds)
+        limits.allow(size)
         status, text = answer(source.read(size))
+        limits.end()
         target.write(REPLY.pack(status, len(text)))
         target.write(text)
         target.flush()

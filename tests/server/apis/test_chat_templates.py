@@ -12,12 +12,13 @@ import pytest
 from serving import LOAD, WEATHER, Running, running, wait_for
 
 from zinc import LLM, SamplingParams
-from zinc.chat.renderer import SHARED
+from zinc.chat.renderer import SHARED, Renderer
 from zinc.engine.load.files import EMBEDDED_MODEL
 from zinc.formats.gguf import GGUFFile
 from zinc.formats.gguf_writer import GGUFWriter
 from zinc.formats.metadata import GGUFArray
 from zinc.server.config import ModelSource
+from zinc.server.runtime.served_model import _RENDERINGS
 
 HELLO = [{"role": "user", "content": "Hello"}]
 BEGUN = [*HELLO, {"role": "assistant", "content": "Once upon"}]
@@ -215,7 +216,18 @@ def freezing(tmp_path: Path) -> Path:
 def test_a_template_that_never_ends_affects_only_its_model(freezing: Path, monkeypatch):
     """Its requests wait for each other; those of other models do not wait for them."""
     SHARED.close()
-    monkeypatch.setattr(SHARED, "seconds", 1.0)
+    monkeypatch.setattr(SHARED, "seconds", 60.0)  # longer than this test
+    taken, take = list[Any](), Renderer._take
+
+    def noted(renderer: Renderer) -> Any:
+        taken.append(take(renderer))
+        return taken[-1]
+
+    def frozen() -> list[Any]:
+        busy = [worker for worker in taken if worker not in SHARED._idle and worker.is_alive]
+        return list(dict.fromkeys(busy))
+
+    monkeypatch.setattr(Renderer, "_take", noted)
     models = (ModelSource("good", None), ModelSource("bad", freezing))
     with running(models=models, load=LOAD) as server, ThreadPoolExecutor(4) as clients:
         assert server.post("/tokenize", {"content": "Hi", "model": "bad"}).status == 200
@@ -224,9 +236,13 @@ def test_a_template_that_never_ends_affects_only_its_model(freezing: Path, monke
         assert server.application.pool is not None
         bad = server.application.pool.entries["bad"].model
         assert bad is not None
-        wait_for(bad.rendering.locked)
+        wait_for(lambda: bad.rendering.locked() and len(frozen()) == _RENDERINGS)
         assert server.post(*chat(model="good")).status == 200
-        assert not all(attack.done() for attack in attacks)
+        assert not any(attack.done() for attack in attacks)
+        monkeypatch.setattr(SHARED, "seconds", 0.2)  # of workers that start from here on
+        SHARED.close()
+        for worker in frozen():
+            worker._process.kill()
         for attack in attacks:
             assert attack.result().status == 400
             assert "was stopped" in attack.result().json["error"]["message"]
