@@ -31,6 +31,7 @@ from zinc.gpu.features import Features
 from zinc.gpu.graph import DispatchGraph
 from zinc.gpu.host import Download, Progress
 from zinc.gpu.memory import ALIGNMENT, Buffer, Bytes, MemoryKind
+from zinc.hub.lock import exclusive
 
 HERE = Path(__file__).parent
 RUNTIME = HERE / "runtime.cpp"
@@ -166,14 +167,15 @@ def folder() -> Path:
         digest.update(path.read_bytes())
     found = cache_folder() / "emulated" / digest.hexdigest()[:16]
     found.mkdir(parents=True, exist_ok=True)
-    if not (found / "emulator.h.gch").exists():
-        for name, text in cpp_headers().items():
-            (found / name).parent.mkdir(exist_ok=True)
-            (found / name).write_text(text)
-        for header in HERE.glob("*.h"):
-            shutil.copy(header, found)
-        _compile("-c", f"-I{found}", RUNTIME, "-o", found / "runtime.o")
-        _compile("-x", "c++-header", found / "emulator.h", "-o", found / "emulator.h.gch")
+    with exclusive(found / "lock"):  # headers written again would not match the precompiled one
+        if not (found / "emulator.h.gch").exists():
+            for name, text in cpp_headers().items():
+                (found / name).parent.mkdir(exist_ok=True)
+                (found / name).write_text(text)
+            for header in HERE.glob("*.h"):
+                shutil.copy(header, found)
+            _compile("-c", f"-I{found}", RUNTIME, "-o", found / "runtime.o")
+            _compile("-x", "c++-header", found / "emulator.h", "-o", found / "emulator.h.gch")
     return found
 
 
@@ -183,10 +185,12 @@ def compiled(kernel: KernelVariant) -> ctypes.CDLL:
     name = f"{kernel.name}-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     library = folder() / f"{name}.so"
     if not library.exists():
-        path = folder() / f"{name}.cpp"
-        path.write_text(source)
-        headers = f"-I{folder()}", f"-I{compiler.KERNELS}"
-        _compile("-shared", *headers, path, folder() / "runtime.o", "-o", library)
+        with exclusive(library.with_suffix(".lock")):
+            if not library.exists():  # no other process has compiled it meanwhile
+                path = library.with_suffix(".cpp")
+                path.write_text(source)
+                headers = f"-I{folder()}", f"-I{compiler.KERNELS}"
+                _compile("-shared", *headers, path, folder() / "runtime.o", "-o", library)
     loaded = ctypes.CDLL(str(library))
     loaded.zinc_launch.argtypes = [
         ctypes.c_char_p,

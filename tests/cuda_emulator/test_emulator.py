@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+from cuda_emulator import emulated
 from cuda_emulator.emulated import COMPILER, OPTIONS, folder
 
 from zinc.backends.cuda import compiler
+from zinc.gpu.dispatch import KernelVariant
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
@@ -118,6 +124,27 @@ def run_program(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
     command = [COMPILER, *OPTIONS, *headers, *objects, "-o", str(program)]
     subprocess.run(command, check=True)
     return subprocess.run([program], capture_output=True, text=True, check=False)
+
+
+def test_processes_that_share_a_cache_compile_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise one would write headers and sources while another one compiles them."""
+    made: list[str] = []
+
+    def slow(*arguments: Path) -> None:
+        time.sleep(0.1)  # the others come meanwhile
+        made.append(arguments[-1].name)
+        arguments[-1].touch()
+
+    monkeypatch.setenv("ZINC_CACHE", str(tmp_path))
+    monkeypatch.setattr(emulated, "_compile", slow)
+    monkeypatch.setattr(emulated, "folder", emulated.folder.__wrapped__)
+    monkeypatch.setattr(emulated.ctypes, "CDLL", lambda path: SimpleNamespace(zinc_launch=Mock()))
+    kernel = KernelVariant("concat", (("THREADS", 64),))
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(emulated.compiled, [kernel] * 3))
+    assert len(made) == len(set(made)) == 3
 
 
 def test_barriers_and_shuffles_exchange_values(tmp_path: Path) -> None:
