@@ -17,6 +17,7 @@ from zinc.kv.store import Entry
 
 ENDS = frozenset([END])
 N_PROMPT = 150
+PATIENCE_S = 300  # long enough for a busy machine
 
 
 class MemoryStore:
@@ -57,7 +58,7 @@ class MemoryStore:
 
     def read(self, entries):
         for name in [entry.name for entry in entries]:
-            self.gate.wait(10)
+            assert self.gate.wait(PATIENCE_S)
             if name in self.lost:
                 return
             self.n_read += 1
@@ -89,7 +90,7 @@ def engine(kind, store, n_blocks=64, **options):
 def ask(e, ids, n=20):
     """Return the sequence of a prompt after its end, and check its answer."""
     s = e.submit(Request(ids, SamplingParams(temperature=0, max_tokens=n), ENDS))
-    until = time.monotonic() + 20
+    until = time.monotonic() + PATIENCE_S
     while s.finish_reason is None:
         assert time.monotonic() < until
         e.step()
