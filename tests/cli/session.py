@@ -17,18 +17,28 @@ import pytest
 SOURCE = Path(__file__).parent.parent.parent / "src"
 PATIENCE_S = 300  # long enough for a busy machine
 
-# In a new session with this terminal, Ctrl-C becomes SIGINT.
+# In a new session with this terminal, Ctrl-C becomes SIGINT. Steps are slow, so that answers last
+# until they are interrupted.
 ON_TERMINAL = """
-import os, signal, sys
+import os, signal, sys, time
 os.login_tty(os.dup(0))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests were started with
 from zinc.cli.main import main
+from zinc.engine.engine import Engine
+
+step = Engine.step
+
+def slow(engine):
+    time.sleep(0.5)
+    return step(engine)
+
+Engine.step = slow
 sys.exit(main())
 """
 
 
 class Session:
-    """A command on a pseudo-terminal. `ref` is slow enough to be interrupted during an answer."""
+    """A command on a pseudo-terminal."""
 
     def __init__(self, *argv: str, **environment: str) -> None:
         self.master, slave = pty.openpty()

@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -274,8 +273,9 @@ def test_a_port_in_use(server: Running, capsys):
     assert "in use" in capsys.readouterr().err
 
 
-def begin(*argv: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "zinc", "serve", "--port", "0", "--backend", LOAD.backend]
+def begin(*argv: str, program: tuple[str, str] = ("-m", "zinc")) -> subprocess.Popen[str]:
+    """Start `zinc serve`. program: arguments of Python that run `zinc`."""
+    command = [sys.executable, *program, "serve", "--port", "0", "--backend", LOAD.backend]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     return subprocess.Popen(
         [*command, *argv], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -283,8 +283,11 @@ def begin(*argv: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def start(*argv: str) -> tuple[subprocess.Popen[str], str]:
-    process = begin(*argv)
+def start(
+    *argv: str, program: tuple[str, str] = ("-m", "zinc")
+) -> tuple[subprocess.Popen[str], str]:
+    """Start `zinc serve`, and return its address once it serves."""
+    process = begin(*argv, program=program)
     assert process.stderr is not None
     for line in process.stderr:
         if found := re.search(r"serving on (http://\S+)", line):
@@ -357,6 +360,16 @@ def begin_story(url: str, **fields: Any) -> socket.socket:
     return client
 
 
+def is_refused(url: str) -> bool:
+    """Return whether a server accepts no connection any more."""
+    host, port = url.removeprefix("http://").split(":")
+    try:
+        socket.create_connection((host, int(port)), PATIENCE_S).close()
+    except ConnectionError:
+        return True
+    return False
+
+
 def end_of(process: subprocess.Popen[str]) -> str:
     """Wait for the end of a server, with status 0 and no traceback. Return its log."""
     try:
@@ -368,11 +381,30 @@ def end_of(process: subprocess.Popen[str]) -> str:
     return err
 
 
+UNHURRIED = """
+import sys, time
+import zinc.server.main
+from zinc.cli.main import main
+from zinc.engine.engine import Engine
+
+zinc.server.main._SECOND_SIGNAL_S = 600  # for error events to reach clients
+step = Engine.step
+
+def slow(engine):
+    time.sleep(0.05)
+    return step(engine)
+
+Engine.step = slow
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def test_a_second_signal_ends_running_answers() -> None:
-    process, url = start(f"demo={EMBEDDED_MODEL}", "--grace", "600", "--context", "4096")
+    options = ("--grace", "600", "--context", "4096", "--speculate", "off")
+    process, url = start(f"demo={EMBEDDED_MODEL}", *options, program=("-c", UNHURRIED))
     with begin_story(url) as client:
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        wait_for(lambda: is_refused(url))  # else both may become one signal
         process.send_signal(signal.SIGTERM)
         received = b""
         while part := client.recv(1 << 16):
