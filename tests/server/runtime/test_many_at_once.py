@@ -98,7 +98,7 @@ def test_a_disconnect_frees_the_blocks(
         with open_stream(server):
             assert server.live() == 1
         wait_left(server, brake)
-    assert len(cancelled) == 3
+    wait_for(lambda: len(cancelled) == 3)
 
 
 def test_a_client_that_resets_or_half_closes(
@@ -113,7 +113,7 @@ def test_a_client_that_resets_or_half_closes(
     with open_stream(server) as connection:
         connection.shutdown(socket.SHUT_WR)
         wait_left(server, brake)
-    assert len(cancelled) == 2
+    wait_for(lambda: len(cancelled) == 2)
 
 
 def test_a_disconnect_during_an_answer_that_is_not_streamed(
@@ -130,7 +130,7 @@ def test_a_disconnect_during_an_answer_that_is_not_streamed(
             )  # fmt: skip
             wait_for(lambda: server.live() == 1)
         wait_left(server, brake)
-    assert len(cancelled) == 2
+    wait_for(lambda: len(cancelled) == 2)
 
 
 def test_a_client_that_does_not_read(server: Running):

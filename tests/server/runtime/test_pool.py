@@ -284,7 +284,7 @@ def test_models_may_change_while_an_idle_one_is_unloaded(monkeypatch: pytest.Mon
         for name in ("alice", "bob"):
             server.post("/models/load", {"model": name})
             wait_for(lambda name=name: states(server)[name] == "unloaded")
-        wait_for(lambda: len(states(server)) == 4)
+        wait_for(lambda: len(states(server)) >= 4)  # more if one was idle before it was asked for
 
 
 def test_shutdown_waits_for_a_model_that_is_being_unloaded(
