@@ -27,9 +27,11 @@ path, outcomes = os.path.join(folder, "model.gguf"), []
 params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
 with LLM(source, context=64, threads=1) as other:
     expected = other.generate([3, 4, 5], params).token_ids
-    size, started = os.path.getsize(source), time.perf_counter()
-    LLM(source, context=64, threads=1).close()
-    load_s = time.perf_counter() - started
+    size, load_s = os.path.getsize(source), 1e9
+    for _ in range(5):  # the machine may be busy
+        started = time.perf_counter()
+        LLM(source, context=64, threads=1).close()
+        load_s = min(load_s, time.perf_counter() - started)
     for _ in range(n):
         shutil.copy(source, path)
         cut, delay = rng.choice((0, rng.randrange(size))), rng.uniform(0, 0.8 * load_s)
