@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PATIENCE_S = 20  # less than that of a download
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Faults:
     stated_size_is_off_by: int = 0
     wrong_range: bool = False
     bytes_per_s: float | None = None
+    held: threading.Event | None = None  # files are sent when it is set
     gated: bool = False
     no_hash: bool = False
     other_server: str | None = None  # the address that files are redirected to
@@ -167,6 +169,8 @@ class _Handler(BaseHTTPRequestHandler):
             answer = faults.answers.pop(0) if faults.answers else None
         if answer is not None:
             return self._answer(answer[0], b"", answer[1])
+        if faults.held is not None:
+            faults.held.wait(PATIENCE_S)
         if data is None:
             return self._answer(404, b"", {})
         if faults.corrupt and n_requests <= faults.corrupt_requests:

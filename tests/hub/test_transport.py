@@ -88,7 +88,10 @@ def test_a_stopped_download_does_not_wait():
 def test_a_silent_server_is_left(hub):
     hub.faults.bytes_per_s = 1
     sha256 = next(iter(hub.blobs))
-    response = Transport(timeout_s=0.1).open(f"{hub.url}/cdn/{sha256}")
+    response = Transport(timeout_s=77.0).open(f"{hub.url}/cdn/{sha256}")
+    connection = response.fp.raw._sock
+    assert connection.gettimeout() == 77.0
+    connection.settimeout(0.1)  # only now, as the server may begin late
     with pytest.raises(TransientError, match="timed out"):
         read_all(response, 1 << 20)
 
