@@ -75,7 +75,7 @@ class QueueingHost(EmulatedHost):
     def settle(self) -> None:
         """Wait for everything submitted, unless a submission itself copies memory."""
         if threading.current_thread() not in self.queued and self.queued:
-            self.queued[-1].join(timeout=120)
+            self.queued[-1].join(timeout=300)
 
     def compile(self, kernels: Sequence[KernelVariant], progress: object = None) -> None:  # type: ignore[override]
         with self.compiling:
@@ -86,7 +86,7 @@ class QueueingHost(EmulatedHost):
 
     def wait(self, ticket: int, expected_s: float = 0.0, sleeps: bool = True) -> None:
         thread = self.running.pop(ticket)
-        thread.join(timeout=120)
+        thread.join(timeout=300)
         assert not thread.is_alive(), "an exchange waits for a card that does not take part"
 
 

@@ -29,7 +29,7 @@ MODEL = "demo"
 # Without speculation, so that the number of steps of an answer is known.
 LOAD = LoadOptions(backend=of_embedded_model(), threads=2, speculate="off")
 
-PATIENCE_S = 60  # for events that take a moment, longer on a busy machine
+PATIENCE_S = 120  # for events that take a moment, longer on a busy machine
 
 
 def wait_for(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:

@@ -26,7 +26,8 @@ def browser() -> Iterator[Any]:
     if path is None:
         pytest.skip("no Chromium is installed")
     with api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        options = {"executable_path": path, "timeout": 1000 * PATIENCE_S}
+        found = playwright.chromium.launch(**options, args=["--no-sandbox"])
         yield found
         found.close()
 

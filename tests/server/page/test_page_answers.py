@@ -507,8 +507,10 @@ def test_an_edit_is_open_once_and_outlasts_a_running_answer(tab: Any, script: Sc
     script.say(*answer(["Hello ", gate, "again."]))
     send(tab, "Hi again")
     expect(answers(tab)).to_have_count(2)
+    stop_clock(tab)
     edit.press("Enter")
     expect(tab.locator(".toast")).to_contain_text("still running")
+    let_time_pass(tab)
     expect(edit).to_have_value("Good morning")
     tab.press("#prompt", "ArrowUp")  # no edit of a question that is being answered
     expect(edit).to_have_count(1)

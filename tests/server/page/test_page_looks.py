@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from acts import ask, expect, wait_answered
+from acts import ask, expect, let_time_pass, stop_clock, wait_answered
 from scripted import Script, answer
 
 OpenTab = Callable[..., Any]
@@ -95,11 +95,13 @@ def test_deleting_the_open_chat_on_a_phone_leaves_the_list_open(
     sidebar, rows = phone.locator("#sidebar"), phone.locator("#conversations li")
     phone.tap("#show-sidebar")
     expect(rows).to_have_count(2)
+    stop_clock(phone)
     phone.get_by_role("button", name="Delete Two").tap()
     expect(rows).to_have_count(1)
     expect(sidebar).to_be_visible()
     expect(phone.locator("#thread .message")).to_have_count(0)
     phone.get_by_role("button", name="Undo").tap()
+    let_time_pass(phone)
     expect(rows).to_have_count(2)
     expect(sidebar).to_be_visible()
     phone.get_by_role("button", name="One", exact=True).tap()
