@@ -87,6 +87,24 @@ def test_a_model_in_use_is_not_unloaded(brake: Brake):
         assert answer.result(PATIENCE_S).json["tokens_predicted"] == 20
 
 
+def test_a_model_that_is_used_while_another_one_loads_stays_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """It is to be unloaded, but not before the other one is loaded."""
+    with running(models=(ALICE, BOB), ttl_s=1000) as server, ThreadPoolExecutor(1) as clients:
+        pool = server.application.pool
+        assert pool is not None
+        with slow_loading(monkeypatch) as go:
+            answer = clients.submit(server.post, "/v1/chat/completions", {**HELLO, "model": "bob"})
+            wait_for(lambda: states(server)["bob"] == "loading")
+            server.call(lambda: setattr(pool.named("alice"), "last_used", -1e9))
+            wait_for(lambda: pool._loading._waiters)  # its turn to be unloaded comes next
+            assert server.post("/v1/chat/completions", HELLO).status == 200
+            go.set()
+        assert answer.result(PATIENCE_S).status == 200
+        assert states(server) == {"alice": "loaded", "bob": "loaded"}
+
+
 def test_idle_models_are_unloaded_to_free_memory():
     with running(models=(ALICE, BOB), memory_budget_bytes=80_000_000) as server:
         for name, others in (("bob", "alice"), ("alice", "bob")):

@@ -351,11 +351,17 @@ class ModelPool:
         while True:
             await asyncio.sleep(max(0.05, min(1.0, (self.config.ttl_s or 1.0) / 4)))
             for entry in self.entries.values():
-                if entry.model is not None and entry.users == 0 and self.keeps_s(entry) == 0:
+                if self._is_due(entry):
                     try:
-                        await self.unload(entry)
+                        async with self._loading:
+                            if self._is_due(entry):  # it may have been used during another load
+                                await self._unload(entry)
                     except Exception:  # go on with the other models
                         log.exception("%s could not be unloaded", entry.source.name)
+
+    def _is_due(self, entry: Entry) -> bool:
+        """Return whether a model has been idle for so long that it is to be unloaded."""
+        return entry.model is not None and entry.users == 0 and self.keeps_s(entry) == 0
 
 
 def _load_error(entry: Entry) -> ApiError:
