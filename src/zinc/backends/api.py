@@ -12,6 +12,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from typing import Protocol, cast
 
 import numpy as np
@@ -413,11 +414,12 @@ class BackendModule(Protocol):
         ...
 
 
-def discover() -> list[str]:
+@cache
+def discover() -> tuple[str, ...]:
     """Return the names of all backends, each a folder of this package."""
     import zinc.backends
 
-    return sorted(m.name for m in pkgutil.iter_modules(zinc.backends.__path__) if m.ispkg)
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(zinc.backends.__path__) if m.ispkg))
 
 
 def create(
