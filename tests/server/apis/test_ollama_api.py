@@ -297,6 +297,7 @@ def test_the_server_listens_on_ollamas_port_too(monkeypatch: pytest.MonkeyPatch)
         self._loaded()
 
     monkeypatch.setattr(main.Server, "serve", serve)
+    monkeypatch.setattr(main.log, "set_up", lambda json_lines: None)
     main.serve(ServerConfig((ModelSource(MODEL, None),), port=0, ollama=True), urls.append)
     assert len(found) == 2
     assert found[1] == port
