@@ -114,9 +114,12 @@ class FakeProgram:
     def sample(self, step):
         self.n_ahead += step.sampled_rows is not None
         logits = self.step(step)
-        tokens = np.where(step.sample_params["k"] > 0, logits.argmax(axis=1), -1)
+        allowed = logits.copy()
+        for row, params in zip(allowed, step.sample_params, strict=True):
+            row[params["banned"][: params["n_banned"]]] = -np.inf
+        tokens = np.where(step.sample_params["k"] > 0, allowed.argmax(axis=1), -1)
         self.sampled = tokens.astype(np.int32)
-        return FinishedStep(np.stack([self.sampled, logits.max(axis=1)], axis=1), logits)
+        return FinishedStep(np.stack([self.sampled, allowed.max(axis=1)], axis=1), logits)
 
     def _run(self, step, s, row):
         token, position = int(step.ids[row]), int(step.positions[row])

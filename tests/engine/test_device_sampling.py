@@ -38,6 +38,20 @@ def test_each_step_is_queued_before_the_last_token_is_known():
     check_idle(e)
 
 
+def test_banned_tokens_let_steps_run_ahead():
+    """Two of the tokens that the model gives otherwise would end the answer."""
+    e = engine()
+    ids = alone("everything", prompt(50), 20)
+    ends = frozenset(ids[55:57])
+    params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+    s = e.submit(Request(prompt(50), params, ends))
+    finish(e, s)
+    assert s.n_generated == 20
+    assert not ends & {*s.generated}
+    assert e.program.n_ahead == 19
+    check_idle(e)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cancelled_answer_leaves_a_correct_cache(kind):
     """A stop string is found between steps, while a step is in flight."""
@@ -101,9 +115,17 @@ def test_a_failed_step_in_flight_ends_its_requests():
 
 
 CHAINS = [
-    SamplingParams(temperature=0, max_tokens=12),
+    SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
     SamplingParams(seed=5, max_tokens=9),
-    SamplingParams(seed=6, max_tokens=14, temperature=1.6, top_k=64, top_p=0.9, min_p=0.0),
+    SamplingParams(
+        seed=6,
+        max_tokens=14,
+        temperature=1.6,
+        top_k=64,
+        top_p=0.9,
+        min_p=0.0,
+        logit_bias=dict.fromkeys(range(9, 16), -np.inf),
+    ),
 ]
 
 

@@ -54,11 +54,17 @@ def test_the_host_draws_the_same_token_for_the_same_seed_and_index(name, n_vocab
     # Sums that are equal in float32 might give other tokens; there are none here.
     seeds = rng.integers(2**64, size=200, dtype=np.uint64).tolist()
     draws = [Draw(seed, i) for i, seed in enumerate(seeds)]
+    banned: list[tuple[int, ...]] = [() for _ in logits]
+    for i in range(0, 200, 3):  # among the most likely tokens
+        banned[i] = tuple(rng.choice(logits[i].argsort()[-12:], i % 8, replace=False).tolist())
     params = [
-        SampleParams(c.k, c.min_keep, c.top_p, c.min_p, c.temperature, *reversed(draw))
-        for c, draw in zip(chains, draws, strict=True)
+        SampleParams(c.k, c.min_keep, c.top_p, c.min_p, c.temperature, *reversed(draw), ban)
+        for c, draw, ban in zip(chains, draws, banned, strict=True)
     ]
-    wanted = sample_common(chains, [Candidates(row) for row in logits], draws)
+    allowed = logits.copy()
+    for row, ban in zip(allowed, banned, strict=True):
+        row[list(ban)] = -np.inf
+    wanted = sample_common(chains, [Candidates(row) for row in allowed], draws)
     assert drawn(name, logits, params)[0] == wanted
 
 
@@ -89,6 +95,18 @@ def test_the_likeliest_is_the_first_of_equals_and_a_row_may_be_left_out(name):
 
 
 @pytest.mark.parametrize("k", [1, 40])
+def test_a_row_whose_tokens_are_all_banned_shows_in_its_largest_logit(k):
+    logits = np.full((2, 3000), -np.inf, np.float32)
+    logits[:, [5, 2999]] = 1.0
+    for name in DRAWING:
+        draws = [SampleParams(k, banned=(5, 2999)), SampleParams(k, banned=(5,))]
+        tokens, peaks = drawn(name, logits, draws)
+        assert peaks.tolist() == [-np.inf, 1.0]
+        assert tokens[1] == 2999
+        assert 0 <= tokens[0] < 3000
+
+
+@pytest.mark.parametrize("k", [1, 40])
 def test_a_damaged_row_shows_in_its_largest_logit(k):
     """And its token is one of the vocabulary: the next step, already on its way, looks it up."""
     logits = np.zeros((4, 3000), np.float32)
@@ -112,7 +130,10 @@ def test_a_damaged_row_shows_in_its_largest_logit(k):
         ({"temperature": 0, "logit_bias": {5: 1.0}}, False),
         ({"repeat_penalty": 1.1}, False),
         ({"temperature": 0, "presence_penalty": 0.5}, False),
-        ({"ignore_eos": True}, False),
+        ({"ignore_eos": True}, True),
+        ({"logit_bias": {5: -np.inf, 6: -np.inf}}, True),
+        ({"logit_bias": {5: -np.inf, 6: -100.0}}, False),
+        ({"logit_bias": dict.fromkeys(range(20), -np.inf)}, False),
         ({"mirostat": 2}, False),
         ({"xtc_probability": 0.5}, False),
         ({"samplers": ("temperature", "top_k")}, False),

@@ -17,7 +17,7 @@ from zinc.ops.node import Node
 from zinc.ops.noise import Draw, gumbel
 from zinc.ops.operands import rows
 from zinc.ops.registry import Attrs, Cost, Phase, op
-from zinc.ops.step import SAMPLE_PARAMS, SampleParams, SampleParamsArray, Step
+from zinc.ops.step import MOST_BANNED, SAMPLE_PARAMS, SampleParams, SampleParamsArray, Step
 from zinc.ops.values import FloatArray
 
 SAMPLED_COLS = 2  # columns of the output
@@ -27,7 +27,13 @@ MASS_RESOLUTION = 1e-6  # a mass so near to its target counts as equal to it
 
 def pack_sample_params(rows: Sequence[SampleParams]) -> SampleParamsArray:
     """Return `rows` as an array SAMPLE_PARAMS [rows]."""
-    return np.array(list(rows), SAMPLE_PARAMS)
+    return np.array(
+        [
+            (*row[:-1], len(row.banned), row.banned + (0,) * (MOST_BANNED - len(row.banned)))
+            for row in rows
+        ],
+        SAMPLE_PARAMS,
+    )
 
 
 def _cost(node: Node) -> Cost:
@@ -74,6 +80,12 @@ def _cases() -> Iterator[Case]:
     logits = np.repeat([strided, crowded, rising, rising[::-1], few], 2, axis=0)
     x = ordered.graph.embed(ordered.given(logits))
     yield ordered.returns(ordered.graph.sample(ordered.graph.select_rows(x)))
+    for cols in (300, n):
+        bans = ((), (cols - 1,), tuple(range(cols - MOST_BANNED, cols)), (0, cols // 2, cols - 1))
+        chains = [SampleParams(k, seed=k, banned=ban) for ban in bans for k in (1, 40)]
+        banned = Case(f"banned-{cols}", 8, sample_params=pack_sample_params(chains))
+        x = banned.graph.embed(banned.given(np.tile(rising[:cols], (8, 1))))
+        yield banned.returns(banned.graph.sample(banned.graph.select_rows(x)))
 
 
 @op(rows("logits"), cost=_cost, cases=_cases, phase=Phase.SAMPLING, optional=True)
@@ -81,7 +93,8 @@ def sample(step: Step, attrs: Attrs, logits: FloatArray) -> Sequence[FloatArray]
     """Sample a token from each row of logits [outputs, vocab] as `step.sample_params` say.
 
     Returns float32 [outputs, 2]: the token (exact up to 2^24) and the largest logit of the row, or
-    zeros for a row with k = 0. The k most likely tokens are candidates; the lower id wins a tie.
+    zeros for a row with k = 0. Banned tokens count as tokens whose logit is minus infinity. The k
+    most likely tokens are candidates; the lower id wins a tie.
     top_p keeps the fewest candidates whose probabilities reach that sum, min_p the candidates that
     are at least min_p times as likely as the best; both keep at least min_keep. The sampled token
     has the largest sum of logit / temperature and noise. If the largest logit is not finite, the
@@ -91,7 +104,9 @@ def sample(step: Step, attrs: Attrs, logits: FloatArray) -> Sequence[FloatArray]
     if step.sample_params is not None:
         for row, params, out in zip(logits, step.sample_params, found, strict=True):
             if params["k"] > 0:
-                out[:] = _sample_row(row, params), row.max()
+                allowed = row.copy()
+                allowed[params["banned"][: params["n_banned"]]] = -np.inf
+                out[:] = _sample_row(allowed, params), allowed.max()
     return [found]
 
 

@@ -13,13 +13,15 @@ from zinc.ops.values import Dim, FloatArray
 IntArray: TypeAlias = npt.NDArray[np.int32]
 
 MOST_TOKENS = 1 << 31  # more than a step can have
+MOST_BANNED = 7  # tokens that the device can ban in an output row
 
 
 class SampleParams(NamedTuple):
     """Parameters with which the device samples the token of an output row (`zinc.ops.sampling`).
 
     k: sample from the k most likely tokens; 1 takes the most likely one, 0 leaves the row to the
-    host. token_index, seed: those of the draw (`zinc.ops.noise`).
+    host. token_index, seed: those of the draw (`zinc.ops.noise`). banned: at most MOST_BANNED
+    tokens, which are not sampled.
     """
 
     k: int
@@ -29,6 +31,7 @@ class SampleParams(NamedTuple):
     temperature: float = 1.0
     token_index: int = 0
     seed: int = 0
+    banned: tuple[int, ...] = ()
 
 
 SAMPLE_PARAMS = np.dtype(
@@ -40,6 +43,8 @@ SAMPLE_PARAMS = np.dtype(
         ("temperature", "<f4"),
         ("token_index", "<u4"),
         ("seed", "<u8"),
+        ("n_banned", "<u4"),
+        ("banned", "<u4", (MOST_BANNED,)),
     ]
 )
 SampleParamsArray: TypeAlias = npt.NDArray[np.void]

@@ -29,12 +29,11 @@ from zinc.engine.sampling.params import SamplingParams
 from zinc.engine.sampling.penalties import Penalties
 from zinc.ops.noise import SEED_MASK, Draw, Stream, uniform
 from zinc.ops.sampling import MOST_CANDIDATES
-from zinc.ops.step import SampleParams
+from zinc.ops.step import MOST_BANNED, SampleParams
 
 Processor = Callable[[Candidates], Candidates]
 
 _LARGEST_LOGIT = 1e30  # a model's logits are within a few hundred; products stay in float32
-_MOST_LIKELY = SampleParams(k=1)
 _NO_IDS, _NO_BIAS = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
@@ -89,7 +88,10 @@ class Sampler:
         ]
         # The common chain keeps no distribution; single samplers choose the same tokens.
         self._common = None if self._keeps_distribution else CommonChain.of(params, active)
-        as_is = not (biases or self._stateful or params.logprobs is not None)
+        # The device can ban few tokens. It adds no other bias.
+        self._most_likely = SampleParams(k=1, banned=tuple(biases))
+        bans = len(biases) <= MOST_BANNED and all(bias == -np.inf for bias in biases.values())
+        as_is = bans and not (self._stateful or params.logprobs is not None)
         self._on_device = as_is and (self._is_plain or _is_small(self._common))
         self._restart()
 
@@ -155,9 +157,10 @@ class Sampler:
         if not self._on_device:
             return None
         if self._common is None:
-            return _MOST_LIKELY
+            return self._most_likely
         c, (seed, index) = self._common, self._draw(ahead)
-        return SampleParams(c.k, c.min_keep, c.top_p, c.min_p, c.temperature, index, seed)
+        banned = self._most_likely.banned
+        return SampleParams(c.k, c.min_keep, c.top_p, c.min_p, c.temperature, index, seed, banned)
 
     def accept(self, token: int) -> None:
         """Add a token to the answer, and to the history that penalties read."""

@@ -10,7 +10,7 @@ are rows whose `_stride` is the bytes from row to row; `dim` is a `DimCode`; `ac
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
@@ -47,13 +47,22 @@ _DTYPES = {
 }
 assert SAMPLE_PARAMS.fields is not None
 
+
+def _annotation(dtype: np.dtype[Any]) -> Any:
+    """Return the annotation of a field: a number, or several of type uint32."""
+    if dtype.subdtype is None:
+        return _DTYPES[dtype]
+    assert dtype.base == np.uint32
+    return Annotated[tuple[int, ...], array(UINT32, *dtype.shape)]
+
+
 SampleParams = type(
     "SampleParams",
     (Struct,),
     {
         "__doc__": "How the token of an output row is sampled: `zinc.ops.step.SAMPLE_PARAMS`.",
         "__annotations__": {
-            name: _DTYPES[field[0]] for name, field in SAMPLE_PARAMS.fields.items()
+            name: _annotation(field[0]) for name, field in SAMPLE_PARAMS.fields.items()
         },
     },
 )

@@ -148,6 +148,11 @@ KERNEL(sample, Arguments)
         stored[e] = first + e * THREADS < args.n ? from[e * THREADS] : 0;
     __syncthreads(); // else the compiler waits for some loads before it issues others
     if (params.k <= 0) return;
+#if FIRST
+    for (uint b = 0; b < params.n_banned; b++)
+        UNROLL for (uint e = 0; e < EACH; e++)
+            if (first + e * THREADS == row_params->banned[b]) stored[e] = asfloat(0xff800000u);
+#endif
     const uint k = uint(params.k), n = FIRST ? args.n : k * (args.n / TOP);
     uint64_t own[EACH], best = 0;
     UNROLL for (uint e = 0; e < EACH; e++)
