@@ -173,6 +173,13 @@ def test_a_rope_factor_of_0_is_refused(zinc, fixture_model):
     assert "a RoPE factor of 0 is not possible" in result.err
 
 
+def test_plan_refuses_a_step_past_the_context(zinc, fixture_model):
+    result = zinc("plan", fixture_model, "--context", 100, "--depth", 99, "--tokens", 2)
+    assert result.status == 1
+    assert "the context has 100 tokens" in result.err
+    assert zinc("plan", fixture_model, "--context", 100, "--depth", 98, "--tokens", 2).status == 0
+
+
 def test_an_impossible_rope_scaling_is_one_line(zinc, fixture_model):
     result = zinc("plan", fixture_model, "--rope-scaling", "yarn", "--backend", "ref")
     assert result.status == 1

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zinc.cli import argtypes, parsed, usage
 from zinc.cli.argtypes import UsageError
 from zinc.cli.text import size, table
+from zinc.core.errors import RequestError
 
 if TYPE_CHECKING:
     from zinc.backends.api import StepCounts
@@ -81,19 +82,28 @@ class _Report:
 
     @classmethod
     def of(cls, planned: PlannedModel, n_tokens: int, depth: int) -> _Report:
-        """Return the report on a step of `n_tokens` after `depth` cached tokens."""
+        """Return the report on a step of `n_tokens` after `depth` cached tokens.
+
+        Raises RequestError if they exceed the context.
+        """
         from zinc.backends.plans import SplitPlan
         from zinc.cli import device_map, fit_text
         from zinc.cli.inspect import nextn_memory
         from zinc.engine.step_cost import StepShape
 
         spec, backend, kv_dtype = planned.spec, planned.backend, planned.kv_dtype
+        context = planned.options.context or spec.context
+        if depth + n_tokens > context:
+            raise RequestError(
+                f"a step of {n_tokens:,} tokens after {depth:,} cached ones is not possible",
+                f"the context has {context:,} tokens",
+                "choose a smaller --depth or --tokens",
+            )
         plan = planned.plan_for(depth + n_tokens)
         shape = StepShape(n_tokens, 1, depth, kv_dtype)
         counts = backend.counts(
             plan, kv_dtype, tokens=n_tokens, outputs=1, sequences=1, keys=depth + n_tokens
         )
-        context = planned.options.context or spec.context
         fit = fit_text.report_of(planned, context)
         memory = {**_memory(fit), **nextn_memory(planned.file, spec)}
         split: dict[str, Any] = {}
