@@ -1,7 +1,7 @@
 """Render the named hostile templates, and a good one after each; print the outcomes as JSON.
 
-This is a separate program, so that its only children are the workers: `peak_bytes` is the largest
-memory of one of them, `cpu_s` the CPU time of those that ended.
+This is a separate program, so that the workers are its only children. It reports the peak memory of
+the largest worker (`peak_bytes`) and the total CPU time of the workers that have ended (`cpu_s`).
 """
 
 from __future__ import annotations

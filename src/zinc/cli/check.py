@@ -60,7 +60,7 @@ def text(sections: Sequence[Section]) -> str:
             if finding.fix:
                 lines.append(f"         -> {finding.fix}")
         lines.append("")
-    lines.append("READY" if is_ready(sections) else "NOT READY: fix what is marked FAIL")
+    lines.append("READY" if is_ready(sections) else "NOT READY: fix the findings marked FAIL")
     return "\n".join(lines)
 
 

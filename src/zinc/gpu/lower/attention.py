@@ -50,8 +50,9 @@ from zinc.ops.values import Dim, KVState, RowFormat
 SHALLOW_KEYS = 256  # up to this many keys, one workgroup with more waves is faster than a merge
 FEW_TOKENS = 16  # largest step that uses the kernels for few queries
 # Limits (tokens of a step, keys) within which these kernels prepare the heads of several tokens of
-# a sequence. A workgroup keeps the new keys and values of all these tokens in shared memory. With
-# 16 tokens, what is left is too small for the cooperative matrices of steps with more keys.
+# a sequence. A workgroup keeps the new keys and values of all these tokens in shared memory. Those
+# of 16 tokens leave too little for the kernel with cooperative matrices, which steps with more keys
+# use.
 PREPARED_TOKENS = ((8, 1 << 20), (16, SHALLOW_KEYS))
 
 # Few queries, vector arithmetic. For each of its heads, a thread keeps some chunks of eight
