@@ -231,7 +231,11 @@ def show_row_step(result: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-CHAINS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "default": {}}
+CHAINS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "default": {},
+    "penalties": {"repeat_penalty": 1.1, "presence_penalty": 1.5, "repeat_last_n": -1},
+}
 
 
 def answers(model: LoadedModel, n: int, streams: int, how: str, chain: str) -> dict[str, Any]:
