@@ -29,7 +29,10 @@ FORMATS = {block.name for block in BLOCKS.values()}
 # g++ takes a second for each kernel, so by default the first case of an op runs, and of products
 # those of a few formats.
 QUICK_FORMATS = {"linear": ("Q4_K", "IQ2_S"), "embed": ("Q8_0",)}
-QUICK_CASES = {"delta_rule-channels-floor"}  # of other kernels than the first case of the op
+QUICK_CASES = {
+    "delta_rule-channels-floor",
+    "sample-penalties-300",
+}  # of other kernels than the first case of the op
 # Several kernels each, or kernels of test_cuda_recurrent.py.
 SLOW_OPS = {"attention", "rope_attention", "moe_down", "moe_glu"}
 SLOW_OPS |= {"delta_rule", "delta_step", "ssm_scan", "causal_conv"}

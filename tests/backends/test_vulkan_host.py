@@ -16,9 +16,10 @@ from present import absent
 from zinc import LLM, SamplingParams
 from zinc.backends import api, vulkan
 from zinc.backends.api import CacheLayout
-from zinc.backends.vulkan import SLANG_KERNELS, VulkanKernels, physical, prebuild, shaders
+from zinc.backends.vulkan import SLANG_KERNELS, VulkanKernels, physical, prebuild, shaders, spirv
 from zinc.backends.vulkan.commands import Commands, Recorder
 from zinc.backends.vulkan.memory import Memory, Staging
+from zinc.backends.vulkan.spirv import Decoration, Op
 from zinc.backends.vulkan.vk import types as vk
 from zinc.backends.vulkan.vk.library import PORTABILITY, Library, check
 from zinc.core.env import cache_folder
@@ -75,6 +76,21 @@ def test_a_kernel_that_does_not_compile_is_named(tmp_path):
     with pytest.raises(DeviceError, match=r"the kernel limits \(-DKIND=oops\) does not compile"):
         shaders.spirv(KernelVariant("limits", (("KIND", "oops"),)), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(shaders.compiler() is None, reason="there is no Slang compiler")
+def test_drivers_may_not_fuse_the_products_of_penalties():
+    """The host rounds them, and a driver may fuse others with the sum that follows."""
+    kernel = KernelVariant("penalize", (("THREADS", 256), ("SUBGROUP", 32)))
+    code = list(spirv.instructions(shaders.spirv(kernel)))
+    products = {x.operands[1] for x in code if x.op == Op.F_MUL}
+    decorated = {
+        x.operands[0]
+        for x in code
+        if x.op == Op.DECORATE and x.operands[1:] == [Decoration.NO_CONTRACTION]
+    }
+    assert len(products) == 2
+    assert products == decorated
 
 
 def test_kernels_of_a_plan_are_known_without_a_device():
@@ -169,10 +185,12 @@ def test_a_wheel_has_all_kernels_of_the_embedded_model(tmp_path, monkeypatch):
     monkeypatch.setenv("ZINC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(vulkan, "host_of", vulkan.host_of.__wrapped__)
     short = SamplingParams(temperature=0, max_tokens=2)
+    penalised = replace(short, presence_penalty=1.5)
     with LLM(backend="vulkan", context=512) as llm:
         answers = llm.generate(["Once upon a time", "The sea"], short)
         assert [a.finish_reason for a in answers] == ["length"] * 2
         llm.generate("Once upon a time there was a fox that lived by the sea with a bear.", short)
+        llm.generate("The sea", penalised)
     assert not list((tmp_path / "cache").glob("spirv/*"))
 
 

@@ -355,6 +355,9 @@ inline int __dp4a(int a, int b, int sum)
 }
 template <class T> T atomicAdd(T* p, T x) { return __atomic_fetch_add(p, x, __ATOMIC_SEQ_CST); }
 
+// Products and sums that are not fused. Inlined, g++ fuses them on some machines.
+__attribute__((noinline)) inline float __fmul_rn(float a, float b) { return a * b; }
+__attribute__((noinline)) inline float __fadd_rn(float a, float b) { return a + b; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 #define ZINC_EMULATED

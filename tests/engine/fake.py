@@ -113,9 +113,12 @@ class FakeProgram:
 
     def sample(self, step):
         self.n_ahead += step.sampled_rows is not None
+        step = step.with_ids(self.sampled)
         logits = self.step(step)
         allowed = logits.copy()
-        for row, params in zip(allowed, step.sample_params, strict=True):
+        for i, (row, params) in enumerate(zip(allowed, step.sample_params, strict=True)):
+            if step.penalties is not None:
+                step.penalties.apply(i, row, int(step.ids[step.output_rows[i]]))
             row[params["banned"][: params["n_banned"]]] = -np.inf
         tokens = np.where(step.sample_params["k"] > 0, allowed.argmax(axis=1), -1)
         self.sampled = tokens.astype(np.int32)

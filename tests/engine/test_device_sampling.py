@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from effort import on_backends
 from fake import END, KINDS, alone, model
+from guessing import Guessing
 from present import computing
 from test_engine import ENDS, check_idle, finish, greedy, prompt
 from test_prefix_models import FIXTURES
@@ -16,7 +19,7 @@ from zinc.backends.capabilities import BackendKind
 from zinc.backends.step_queue import StepQueue
 from zinc.engine.engine import Engine
 from zinc.engine.request import Request
-from zinc.engine.sampling import Sampler
+from zinc.engine.sampling import Sampler, penalties
 
 DRAWING = ["ref", *(name for name in computing() if api.kernels(name).supports("sample"))]
 
@@ -114,6 +117,89 @@ def test_a_failed_step_in_flight_ends_its_requests():
     check_idle(e)
 
 
+WINDOWS = [
+    {"presence_penalty": 1.5, "repeat_last_n": 1},
+    {"repeat_penalty": 1.3, "presence_penalty": 1.5, "repeat_last_n": 3},
+    {"presence_penalty": 1.5, "frequency_penalty": 0.1},
+    {"frequency_penalty": 1.5, "repeat_last_n": -1},
+]
+
+
+def penalised(n, **settings):
+    return SamplingParams(temperature=0, max_tokens=n, **settings)
+
+
+def by_host(kind, ids, params):
+    """The prompt and its answer if the host samples the tokens."""
+    program, cache = model(kind, 64)
+    e = Engine(program, cache, 97, 400)
+    s = e.submit(Request(ids, params))
+    finish(e, s)
+    return s.ids
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_penalties_let_steps_run_ahead(window):
+    e = engine()
+    s = e.submit(Request(prompt(20), penalised(200, **window)))
+    finish(e, s)
+    assert e.program.n_ahead == 199
+    assert s.ids == by_host("everything", prompt(20), s.request.params)
+    assert s.ids != alone("everything", prompt(20), 200), "the penalties change the answer"
+    check_idle(e)
+
+
+@pytest.mark.parametrize("last_n", [-1, 40])
+def test_the_host_samples_while_a_window_has_too_many_tokens(last_n, monkeypatch):
+    """Then the window of 40 tokens has fewer different ones again."""
+    monkeypatch.setattr(penalties, "MOST_PENALIZED", 30)
+    fits = []
+    fits_device = Sampler.fits_device
+
+    def recorded(self, n_more=0):
+        fits.append(fits_device(self, n_more))
+        return fits[-1]
+
+    monkeypatch.setattr(Sampler, "fits_device", recorded)
+    e = engine()
+    params = penalised(150, frequency_penalty=0.3, repeat_last_n=last_n)
+    s = e.submit(Request(prompt(8), params))
+    finish(e, s)
+    assert s.ids == by_host("everything", prompt(8), params)
+    changes = [now for before, now in pairwise(fits) if before is not now]
+    assert changes[:2] == [False, True][: 1 if last_n == -1 else 2]
+    assert 10 < e.program.n_ahead < 149
+    check_idle(e)
+
+
+def test_a_preempted_sequence_keeps_its_window():
+    e = engine(n_blocks=24, context=150)
+    params = penalised(100, presence_penalty=1.5)
+    sequences = [e.submit(Request(prompt(20, i), params)) for i in range(6)]
+    finish(e, *sequences)
+    assert sum(s.n_preempted for s in sequences) > 0
+    assert e.program.n_ahead > 0
+    for i, s in enumerate(sequences):
+        assert s.ids == by_host("everything", prompt(20, i), params)
+    check_idle(e)
+
+
+@pytest.mark.parametrize("most", [1024, 30])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_drafted_tokens_are_in_the_window_of_the_rows_behind_them(window, most, monkeypatch):
+    params = penalised(100, **window)
+    text = by_host("everything", prompt(12), params)
+    monkeypatch.setattr(penalties, "MOST_PENALIZED", most)
+    program, cache = model("everything", 64, max_outputs=20, samples=True)
+    guessing = Guessing(lambda s: text)
+    e = Engine(program, cache, 97, 400, speculation=guessing)
+    s = e.submit(Request(prompt(12), params))
+    finish(e, s)
+    assert s.ids == text
+    assert guessing.n_accepted > 40
+    check_idle(e)
+
+
 CHAINS = [
     SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
     SamplingParams(seed=5, max_tokens=9),
@@ -126,12 +212,15 @@ CHAINS = [
         min_p=0.0,
         logit_bias=dict.fromkeys(range(9, 16), -np.inf),
     ),
+    SamplingParams(temperature=0, max_tokens=13, presence_penalty=1.5, repeat_last_n=-1),
+    SamplingParams(seed=7, max_tokens=11, repeat_penalty=1.2, frequency_penalty=0.3),
+    SamplingParams(seed=8, max_tokens=10, presence_penalty=2.0, repeat_last_n=3, ignore_eos=True),
 ]
 
 
 def answers(llm, together):
     rng = np.random.default_rng(4)
-    prompts = [rng.integers(3, llm.spec.vocab, n).tolist() for n in (9, 20, 33)]
+    prompts = [rng.integers(3, llm.spec.vocab, n).tolist() for n in (9, 20, 33, 12, 17, 5)]
     submitted = []
     for ids, params in zip(prompts, CHAINS, strict=True):
         submitted.append(llm.engine.submit(Request(ids, params)))
@@ -149,7 +238,7 @@ def test_a_seed_gives_the_same_tokens_in_any_batch_and_on_the_host(family, backe
         assert llm.plan.sampled is not None
         alone = answers(llm, together=False)
         assert answers(llm, together=True) == alone
-        monkeypatch.setattr(Sampler, "device_params", lambda self, ahead=0: None)
+        monkeypatch.setattr(Sampler, "fits_device", lambda self, n_more=0: False)
         assert answers(llm, together=False) == alone
 
 

@@ -152,7 +152,7 @@ def test_device_params_name_the_draw_ahead():
     sampler = Sampler(SamplingParams(seed=-3), 50)
     sampler.accept_prompt([1, 2, 3])
     sampler.accept(7)
-    params = sampler.device_params(), sampler.device_params(ahead=1)
+    params = sampler.device_params(), sampler.device_params(behind=True)
     assert [(p.seed, p.token_index) for p in params] == [(2**64 - 3, 1), (2**64 - 3, 2)]
 
 

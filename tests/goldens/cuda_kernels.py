@@ -172,15 +172,17 @@ def _plan(graph: Graph) -> Plan:
 def uses(target: Target, kv_dtype: str = "f16") -> list[Use]:
     """Return each kernel that the plans run on `target` in the steps `pins.BUCKETS`.
 
-    Steps of 32 rows add the kernels of `ROW_KERNELS`, which no other step has.
+    Steps of 32 rows add the kernels of `ROW_KERNELS`, which no other step has. The step that
+    samples has penalties.
     """
     at = NominalAddresses(target.features, kv_dtype)
     found: dict[KernelVariant, Use] = {}
     for plan in plans():
         for step, bucket in {**pins.BUCKETS, "32 rows": ROWS}.items():
+            bucket = replace(bucket, penalizes=bucket.samples)
             for launch in plan.launches:
                 for dispatch in CUDA_KERNELS.lower(launch, at, bucket):
-                    if bucket is ROWS and dispatch.kernel.name not in ROW_KERNELS:
+                    if step == "32 rows" and dispatch.kernel.name not in ROW_KERNELS:
                         continue
                     found.setdefault(dispatch.kernel, Use(launch.kernel, step, dispatch.kernel))
     return list(found.values())

@@ -11,7 +11,8 @@ import pytest
 from zinc.backends.vulkan.shaders import KERNELS
 from zinc.gpu.arguments.generate import FOLDER, all_structs, cpp_header, slang_files
 from zinc.gpu.arguments.layout import F32, U8, U16, U32, U64, FieldType, Flag, Struct
-from zinc.gpu.arguments.structs import SampleParams, StepHeader
+from zinc.gpu.arguments.structs import PenaltyParams, SampleParams, StepHeader
+from zinc.ops.penalties import PENALTY_PARAMS
 from zinc.ops.step import SAMPLE_PARAMS
 
 
@@ -49,13 +50,14 @@ def test_a_number_that_exceeds_its_bits_is_refused() -> None:
         Mixed(first=0, wide=0, low=0, high=256, full=0, next=0, flag=False, scale=0.0).pack()
 
 
-def test_a_draw_is_laid_out_as_numpy_lays_it_out() -> None:
-    fields = SAMPLE_PARAMS.fields
-    assert fields is not None
-    assert {f.name: f.offset for f in SampleParams.layout().fields} == {
-        k: v[1] for k, v in fields.items()
+@pytest.mark.parametrize(
+    ("struct", "dtype"), [(SampleParams, SAMPLE_PARAMS), (PenaltyParams, PENALTY_PARAMS)]
+)
+def test_rows_are_laid_out_as_numpy_lays_them_out(struct, dtype) -> None:
+    assert {f.name: f.offset for f in struct.layout().fields} == {
+        k: v[1] for k, v in dtype.fields.items()
     }
-    assert SampleParams.layout().size == SAMPLE_PARAMS.itemsize
+    assert struct.layout().size == dtype.itemsize
 
 
 def test_positions_follow_the_step_header_on_four_bytes() -> None:

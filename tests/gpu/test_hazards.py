@@ -183,6 +183,16 @@ def test_edges_order_what_the_full_graph_orders_and_no_edge_is_redundant() -> No
             assert reached([e for e in edges if e != edge], 25) != want
 
 
+def test_logits_count_as_written_by_the_launch_that_penalises_them() -> None:
+    with GGUFFile.open(FIXTURES / "qwen3.gguf") as file:
+        graph = load(file)[1]
+    plan = make_plan(graph, VulkanKernels(), max_tokens=16, max_outputs=4, samples=True)
+    rows = {Dim.TOKENS: 16, Dim.OUTPUTS: 4, Dim.SEQUENCES: 4, Dim.CONSTANT: 1}
+    (sample,) = (launch for launch in plan.launches if launch.kernel == "sample")
+    logits = plan.output.offset
+    assert [x.writes for x in accesses(sample, rows) if x.start == logits] == [True]
+
+
 @pytest.mark.parametrize("name", ["qwen3", "qwen35moe"])
 def test_an_edge_leads_from_a_level_to_a_higher_one(name: str) -> None:
     plan = plan_of(name)

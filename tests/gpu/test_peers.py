@@ -42,7 +42,8 @@ from zinc.gpu.memory import Buffer, Bytes
 from zinc.gpu.peers import PeerProgram, Peers, peer_program
 from zinc.models import load, load_drafts
 from zinc.ops.graph import Graph
-from zinc.ops.sampling import pack_sample_params
+from zinc.ops.penalties import RowPenalties
+from zinc.ops.sampling import sampling_step
 from zinc.ops.step import SampleParams, Step
 from zinc.ops.values import Constant, Dim
 from zinc.plan.layer_split import even_split
@@ -351,10 +352,14 @@ def drawn(runner: Runner, n_sequences: int, ahead: bool) -> list[list[float]]:
 
 
 def with_params(step: Step, index: int) -> Step:
-    """Return `step` with a chain that draws for its first row, and greedy sampling for others."""
-    drawing = SampleParams(40, 0, 0.95, 0.05, 0.8, index, seed=11)
-    greedy = [SampleParams(1)] * (len(step.output_rows) - 1)
-    return replace(step, sample_params=pack_sample_params([drawing, *greedy]))
+    """Return `step` with a chain that draws for its first row, and greedy sampling for others.
+
+    All rows have a penalty on their input tokens.
+    """
+    penalties = RowPenalties(1.0, 3.0, 0.0, np.zeros((0, 2), np.uint32), counts_input=True)
+    drawing = SampleParams(40, 0, 0.95, 0.05, 0.8, index, seed=11, penalties=penalties)
+    greedy = [SampleParams(1, penalties=penalties)] * (len(step.output_rows) - 1)
+    return sampling_step(step, [drawing, *greedy])
 
 
 @pytest.mark.parametrize("by_tensor", [True, False])

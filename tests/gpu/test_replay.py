@@ -16,7 +16,9 @@ from zinc.gpu.arguments.structs import StepHeader
 from zinc.gpu.backend import GpuBackend
 from zinc.gpu.program import IN_FLIGHT, GpuProgram
 from zinc.models import load
-from zinc.ops.step import SAMPLE_PARAMS, Step
+from zinc.ops.penalties import PENALTY_PARAMS, RowPenalties
+from zinc.ops.sampling import sampling_step
+from zinc.ops.step import SAMPLE_PARAMS, SampleParams, Step
 from zinc.plan.planner import make_plan
 from zinc.plan.weights import tensor_data
 
@@ -125,6 +127,33 @@ def test_kernels_read_the_sizes_and_arrays_of_the_step() -> None:
     assert pointed("tables", 4, index=1) == [0, 0, 0, 0]
     at = layout.offset("table_stride")
     assert header[at : at + 8].view(np.uint32).tolist() == [4, 4]
+
+
+def test_kernels_read_the_penalties_of_the_step() -> None:
+    """Their memory is replaced when it is too small, and the header then has another address."""
+    host, running = program_of("qwen3", samples=True)
+    layout = StepHeader.layout()
+    running.sample(step_of(0, samples=True)).tokens()
+    plain = host.recorded[-1]
+    for n in (3, 1000, 5):
+        counts = np.arange(2 * n, dtype=np.uint32).reshape(n, 2)
+        penalties = RowPenalties(1.5, 0.5, 0.25, counts, counts_input=True)
+        step = sampling_step(step_of(1), [SampleParams(1, penalties=penalties)])
+        running.sample(step).tokens()
+        kernels = [node.dispatch.kernel.name for node in host.recorded[-1].graph.nodes]
+        assert kernels[kernels.index("sample") - 1] == "penalize"
+        address = host.submitted[-1].graph.nodes[0].dispatch.arguments.step
+        header = host.at(address, layout.size)
+        at = layout.offset("penalties")
+        rows = int(header[at : at + 8].view(np.uint64)[0])
+        assert rows
+        row = host.at(rows, PENALTY_PARAMS.itemsize).view(PENALTY_PARAMS)[0]
+        assert row.tolist() == (1.5, 0.5, 0.25, 1, 0, n)
+        pairs = host.at(rows + PENALTY_PARAMS.itemsize, 8 * n).view(np.uint32)
+        assert pairs.tolist() == list(range(2 * n))
+    running.sample(step_of(2, samples=True)).tokens()
+    assert host.submitted[-1] is plain, "a step without penalties runs no further kernel"
+    assert "penalize" not in {node.dispatch.kernel.name for node in plain.graph.nodes}
 
 
 def test_old_recordings_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

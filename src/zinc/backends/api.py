@@ -165,7 +165,8 @@ class StepResult(Protocol):
     def logits(self) -> FloatArray:
         """Return logits, float32 [outputs, vocab], of a step with rows that the host samples.
 
-        The array stays valid during the next step; the step after that overwrites it.
+        Penalties may have rewritten the rows that the device samples. The array stays valid during
+        the next step; the step after that overwrites it.
         """
         ...
 

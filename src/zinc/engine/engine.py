@@ -434,7 +434,8 @@ class Engine:
         fits = n_tokens <= self.max_sequence_tokens and (
             s.extended or n_tokens <= self.plain_context
         )
-        return fits and s.request.constraint is None and s.thinking is None
+        is_free = s.request.constraint is None and s.thinking is None
+        return fits and is_free and s.sampler.fits_device(1)
 
     def _embed(self, running: list[Sequence], counts: dict[int, int]) -> None:
         """Run prompts up to the final norm, and end the ones that are complete."""

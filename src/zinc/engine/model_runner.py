@@ -10,7 +10,6 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -20,7 +19,7 @@ from zinc.engine.batch import NO_DRAFTS, make_next_step, make_step, uses_adapter
 from zinc.engine.readout import ReadoutKind
 from zinc.engine.sequence import Sequence
 from zinc.engine.step_in_flight import StepInFlight
-from zinc.ops.sampling import pack_sample_params
+from zinc.ops.sampling import sampling_step
 from zinc.ops.step import SampleParams, Step
 from zinc.ops.values import FloatArray
 
@@ -74,7 +73,7 @@ class ModelRunner:
         n_rows = [1 + len(drafts.get(s.id, ())) for s in complete]
         params: list[SampleParams | None] = [None] * sum(n_rows)
         if program.plan.sampled is not None:
-            params = [each for s, n in zip(complete, n_rows, strict=True) for each in _params(s, n)]
+            params = [each for s in complete for each in _params(s, drafts.get(s.id, ()))]
         step = make_step(running, counts, self._n_groups, drafts=drafts)
         result: StepResult
         if any(params):
@@ -90,14 +89,16 @@ class ModelRunner:
         )
 
     def launch_behind(self, flight: StepInFlight, rows: Seq[int]) -> StepInFlight:
-        """Queue the next step of the sequences in `rows` of a flight.
+        """Queue the next step of the sequences in `rows` of a flight, which the device samples.
 
         rows: output rows of the flight's step, whose tokens may still be unknown.
         """
         running = [flight.complete[row] for row in rows]
         begun = time.perf_counter()
         step = make_next_step(running, rows, self._n_groups)
-        result = _sample(flight.program, step, [s.sampler.device_params(1) for s in running])
+        result = _sample(
+            flight.program, step, [s.sampler.device_params(behind=True) for s in running]
+        )
         ones = [1] * len(running)
         ends = _advance(running, ones)
         return StepInFlight(
@@ -157,15 +158,21 @@ def _advance(running: Seq[Sequence], counts: Seq[int]) -> list[int]:
     return [s.n_run for s in running]
 
 
-def _params(s: Sequence, n_rows: int) -> list[SampleParams | None]:
-    """Return how the device samples the next `n_rows` tokens; None leaves a row to the host."""
+def _params(s: Sequence, draft: Seq[int]) -> list[SampleParams | None]:
+    """Return how the device samples the next token and those after each drafted token.
+
+    None leaves a row to the host, which then samples all of them.
+    """
+    n_rows = 1 + len(draft)
     # A drafted token may end the reasoning, and the constraint then applies to the rows behind it.
     if s.is_constrained or (n_rows > 1 and s.request.constraint is not None):
         return [None] * n_rows
-    return [s.sampler.device_params(ahead) for ahead in range(n_rows)]
+    if not s.sampler.fits_device(len(draft)):
+        return [None] * n_rows
+    return [s.sampler.device_params(draft[:ahead]) for ahead in range(n_rows)]
 
 
 def _sample(program: Program, step: Step, params: Seq[SampleParams | None]) -> StepResult:
     """Queue `step` with device sampling; None leaves a row to the host."""
-    packed = pack_sample_params([_BY_HOST if each is None else each for each in params])
-    return program.sample(replace(step, sample_params=packed))
+    rows = [_BY_HOST if each is None else each for each in params]
+    return program.sample(sampling_step(step, rows))

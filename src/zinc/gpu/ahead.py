@@ -25,14 +25,18 @@ SOME_KEYS = 4096  # CUDA divides attention over some keys differently than over 
 
 
 def buckets(max_tokens: int, max_outputs: int, context: int) -> Iterator[Bucket]:
-    """Yield the buckets of one sequence, and those of as many sequences as tokens."""
+    """Yield the buckets of one sequence, and those of as many sequences as tokens.
+
+    A step with penalties also runs the kernels of one without.
+    """
     tokens = [n for i in range(32) if (n := 1 << i) <= max_tokens]
     keys = [n for i in range(8, 32) if (n := 1 << i) < 2 * context]
     for n, k in product(tokens, keys):
         for outputs in {0, 1, min(n, max_outputs)}:
-            yield Bucket(n, outputs, 1, k, is_decode=n == 1, samples=outputs > 0)
+            samples = outputs > 0
+            yield Bucket(n, outputs, 1, k, is_decode=n == 1, samples=samples, penalizes=samples)
         for is_decode in (True, False):
-            yield Bucket(n, min(n, max_outputs), n, k, is_decode, samples=True)
+            yield Bucket(n, min(n, max_outputs), n, k, is_decode, samples=True, penalizes=True)
 
 
 def distinct_buckets(plan: Plan, context: int) -> list[Bucket]:

@@ -18,8 +18,8 @@ class Bucket:
     """Upper bounds of a step's sizes. Grids are made for them; kernels read the actual sizes.
 
     `keys` bounds the cached positions of the longest sequence after the step. `is_decode` says that
-    every sequence has exactly one token, `samples` that the device samples tokens, and `logits`
-    that the host reads the output.
+    every sequence has exactly one token, `samples` that the device samples tokens,
+    `penalizes` that some of these rows have penalties, and `logits` that the host reads the output.
     """
 
     tokens: int
@@ -28,6 +28,7 @@ class Bucket:
     keys: int
     is_decode: bool = False
     samples: bool = False
+    penalizes: bool = False
     logits: bool = True
 
     @classmethod
@@ -41,6 +42,7 @@ class Bucket:
         keys: int,
         is_decode: bool,
         samples: bool = False,
+        penalizes: bool = False,
         logits: bool = True,
     ) -> Bucket:
         """Return the bucket of a step with these sizes: powers of two, at most those of `plan`."""
@@ -51,6 +53,7 @@ class Bucket:
             max(SMALLEST_KEYS, _power_of_two(keys)),
             is_decode,
             samples,
+            penalizes,
             logits,
         )
 
@@ -65,6 +68,7 @@ class Bucket:
             keys=step.n_keys,
             is_decode=step.is_decode,
             samples=step.sample_params is not None,
+            penalizes=step.penalties is not None,
             logits=logits,
         )
 

@@ -44,7 +44,7 @@ def accesses(launch: Launch, rows: dict[Dim, int]) -> Iterator[Access]:
     else:
         for operand, x in OPS[launch.kernel].signature.declared(launch.inputs):
             if isinstance(x, Ref):
-                yield _range(x, rows, False)
+                yield _range(x, rows, operand.overwritten)
             elif isinstance(x, KVState | RecurrentState):
                 yield Access(x.name, 0, 1, operand.written)
     for ref in launch.outputs:

@@ -2,7 +2,8 @@
 
 Recorded dispatches refer to the header's address only, so they serve every step. Header and arrays
 share one buffer, in which the arrays of a step lie without gaps, so that a short copy brings them
-to the device. Block tables have a buffer of their own, which is replaced when it becomes too small.
+to the device. Block tables and penalties have buffers of their own, which are replaced when they
+become too small.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from zinc.core.rounding import round_up
 from zinc.gpu.arguments.structs import MAX_TABLES, StepHeader
 from zinc.gpu.memory import Allocator, Buffer, MemoryKind
+from zinc.ops.penalties import PENALTY_PARAMS, StepPenalties
 from zinc.ops.step import SAMPLE_PARAMS, Step
 
 HEADER_BYTES = StepHeader.layout().size
@@ -51,6 +53,7 @@ class StepData:
         self.adapters = self.address + scales
         self._tables: Buffer | None = None
         self._table_rows = np.empty(0, np.int32)
+        self._penalties: Buffer | None = None
         # Contents of the header: rows of each array, whether ids are sampled rows, and tables.
         self._counts: tuple[int, ...] = ()
         self._written: list[tuple[tuple[int, ...], bytes]] = []
@@ -70,6 +73,8 @@ class StepData:
         if step.sample_params is not None:
             end += SAMPLE_PARAMS.itemsize * len(step.output_rows)
             self._bytes[params:end].view(SAMPLE_PARAMS)[:] = step.sample_params
+        if step.penalties is not None:
+            self._write_penalties(step.penalties)
         tables = [(table.shape, table.tobytes()) for table in step.tables]
         if counts != self._counts or tables != self._written:
             self._write_header(step, counts, self.address + params)
@@ -77,6 +82,19 @@ class StepData:
         self._allocator.flush(self._buffer, 0, end)
         if len(self._scales):
             self._write_scales(step)
+
+    def _write_penalties(self, penalties: StepPenalties) -> None:
+        """Write the penalties of the output rows, and the counts of their tokens behind them."""
+        n_rows, n_counts = penalties.rows.nbytes, penalties.counts.nbytes
+        if self._penalties is None or n_rows + n_counts > self._penalties.size:
+            size = 2 * max(n_rows + n_counts, 1024)
+            self._penalties = self._allocator.buffer(size, MemoryKind.STEP)
+            self._counts = ()  # the header has the address
+        assert self._penalties.bytes is not None
+        self._penalties.bytes[:n_rows].view(PENALTY_PARAMS)[:] = penalties.rows
+        pairs = self._penalties.bytes[n_rows : n_rows + n_counts]
+        pairs[:] = penalties.counts.reshape(-1).view(np.uint8)
+        self._allocator.flush(self._penalties, 0, n_rows + n_counts)
 
     def _write_scales(self, step: Step) -> None:
         """Write the number of adapters and their scales."""
@@ -120,6 +138,7 @@ class StepData:
             tables=_padded(accumulate(sizes, initial=tables_at)),
             table_stride=_padded(table.shape[1] for table in step.tables),
             sample_params=params,
+            penalties=self._penalties.address if self._penalties is not None else 0,
             sampled=self._sampled,
             ids_are_sampled_rows=counts[-1],
         )

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from zinc.core.rounding import ceil_div
 from zinc.ops.graph import Graph
+from zinc.ops.penalties import StepPenalties
 from zinc.ops.random_blocks import random_blocks
 from zinc.ops.step import SampleParamsArray, Step
 from zinc.ops.values import Constant, Dim, FloatArray, KVState, Value, Weight
@@ -107,8 +108,8 @@ class RandomData:
 class Case:
     """A small graph with its tensors, whose output is compared between backends.
 
-    sample_params: how the step samples tokens, if it does. cached: tokens that each sequence has
-    before the step. adapters: as in `Step`.
+    sample_params, penalties: how the step samples tokens, if it does. cached: tokens that each
+    sequence has before the step. adapters: as in `Step`.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Case:
     sequences: Sequence[int] = ()
     cached: int = 0
     sample_params: SampleParamsArray | None = None
+    penalties: StepPenalties | None = None
     adapters: FloatArray | None = None
     random: RandomData = field(default_factory=RandomData)
 
@@ -248,5 +250,6 @@ class Case:
             state_slot=np.arange(n_sequences, dtype=np.int32),
             tables=(table,),
             sample_params=self.sample_params if first == self.cached else None,
+            penalties=self.penalties if first == self.cached else None,
             adapters=self.adapters,
         )

@@ -35,6 +35,8 @@ class Operand:
     repeated: belongs to the group that occurs once for each output.
     in_place: an output may be stored in the bytes of this operand, if nothing reads it later.
     residual: is added to the output.
+    overwritten: kernels may change these rows, so nothing may read them later, except for rows that
+    the step leaves to the host.
     weight_format: the kernel reads these rows in the row format that the op's matrices need.
     any_format: the kernel reads these rows in the row format in which they are stored anyway.
     written: is a state that the op changes.
@@ -47,6 +49,7 @@ class Operand:
     repeated: bool = False
     in_place: bool = False
     residual: bool = False
+    overwritten: bool = False
     weight_format: bool = False
     any_format: bool = False
     written: bool = False

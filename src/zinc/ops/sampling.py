@@ -1,4 +1,4 @@
-"""Sampling on the device: top-k, top-p, min-p and temperature, in this order.
+"""Sampling on the device: penalties, top-k, top-p, min-p and temperature, in this order.
 
 With it the token of one step is the input of the next, without a round trip to the host. The chain
 is llama.cpp's for samplers of these names. `zinc.engine.sampling.common_chain` implements it on the
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from zinc.ops.cases import Case
 from zinc.ops.node import Node
 from zinc.ops.noise import Draw, gumbel
 from zinc.ops.operands import rows
+from zinc.ops.penalties import MOST_PENALIZED, RowPenalties, StepPenalties
 from zinc.ops.registry import Attrs, Cost, Phase, op
 from zinc.ops.step import MOST_BANNED, SAMPLE_PARAMS, SampleParams, SampleParamsArray, Step
 from zinc.ops.values import FloatArray
@@ -33,10 +35,19 @@ def pack_sample_params(rows: Sequence[SampleParams]) -> SampleParamsArray:
     """Return `rows` as a read-only array SAMPLE_PARAMS [rows]."""
     # Every step calls this, and numpy converts tuples more slowly.
     records = [
-        _RECORD.pack(*row[:-1], len(row.banned), *row.banned, *_NO_BANS[len(row.banned) :])
+        _RECORD.pack(*row[:7], len(row.banned), *row.banned, *_NO_BANS[len(row.banned) :])
         for row in rows
     ]
     return np.frombuffer(b"".join(records), SAMPLE_PARAMS)
+
+
+def sampling_step(step: Step, rows: Sequence[SampleParams]) -> Step:
+    """Return `step` with its output rows sampled as `rows` say."""
+    return replace(
+        step,
+        sample_params=pack_sample_params(rows),
+        penalties=StepPenalties.of([row.penalties for row in rows]),
+    )
 
 
 def _cost(node: Node) -> Cost:
@@ -89,15 +100,42 @@ def _cases() -> Iterator[Case]:
         banned = Case(f"banned-{cols}", 8, sample_params=pack_sample_params(chains))
         x = banned.graph.embed(banned.given(np.tile(rising[:cols], (8, 1))))
         yield banned.returns(banned.graph.sample(banned.graph.select_rows(x)))
+    yield from map(_penalties_case, (300, n))
 
 
-@op(rows("logits"), cost=_cost, cases=_cases, phase=Phase.SAMPLING, optional=True)
+def _penalties_case(cols: int) -> Case:
+    """Return rows of `cols` logits with penalties on none to most tokens, also the most likely."""
+    rng = np.random.default_rng(cols)
+    logits = rng.normal(0, 3, (12, cols)).astype(np.float32)
+    chains = []
+    for i, row in enumerate(logits):
+        settings = [(1.3, 0.0, 0.0), (1.0, 1.5, 0.0), (0.7, -0.25, 0.3), (1.1, 1.5, 0.1)][i % 4]
+        size = min((0, 1, 5, 300, MOST_PENALIZED, 64)[i % 6], cols)
+        tokens = row.argsort()[::-1][:size]  # the most likely ones
+        counts = np.stack([tokens, rng.integers(0, 4, size)], axis=1).astype(np.uint32)
+        # The input token of row i is i. It is in the window of some rows.
+        counts[-1:, 0] = i if i % 2 and i not in tokens else counts[-1:, 0]
+        penalties = None if i == 6 else RowPenalties(*settings, counts, counts_input=i % 3 > 0)
+        banned = (int(tokens[0]),) if i == 8 else ()
+        chains.append(SampleParams(1 if i < 6 else 40, seed=i, banned=banned, penalties=penalties))
+    case = Case(
+        f"penalties-{cols}",
+        len(chains),
+        sample_params=pack_sample_params(chains),
+        penalties=StepPenalties.of([chain.penalties for chain in chains]),
+    )
+    x = case.graph.embed(case.given(logits))
+    return case.returns(case.graph.sample(case.graph.select_rows(x)))
+
+
+@op(rows("logits", overwritten=True), cost=_cost, cases=_cases, phase=Phase.SAMPLING, optional=True)
 def sample(step: Step, attrs: Attrs, logits: FloatArray) -> Sequence[FloatArray]:
     """Sample a token from each row of logits [outputs, vocab] as `step.sample_params` say.
 
     Returns float32 [outputs, 2]: the token (exact up to 2^24) and the largest logit of the row, or
-    zeros for a row with k = 0. Banned tokens count as tokens whose logit is minus infinity. The k
-    most likely tokens are candidates; the lower id wins a tie.
+    zeros for a row with k = 0. `step.penalties` rewrite the logits first, and banned tokens count
+    as tokens whose logit is minus infinity. The k most likely tokens are candidates; the lower id
+    wins a tie.
     top_p keeps the fewest candidates whose probabilities reach that sum, min_p the candidates that
     are at least min_p times as likely as the best; both keep at least min_keep. The sampled token
     has the largest sum of logit / temperature and noise. If the largest logit is not finite, the
@@ -105,9 +143,11 @@ def sample(step: Step, attrs: Attrs, logits: FloatArray) -> Sequence[FloatArray]
     """
     found = np.zeros((len(logits), 2), np.float32)
     if step.sample_params is not None:
-        for row, params, out in zip(logits, step.sample_params, found, strict=True):
+        for i, (row, params, out) in enumerate(zip(logits, step.sample_params, found, strict=True)):
             if params["k"] > 0:
                 allowed = row.copy()
+                if step.penalties is not None:
+                    step.penalties.apply(i, allowed, int(step.ids[step.output_rows[i]]))
                 allowed[params["banned"][: params["n_banned"]]] = -np.inf
                 out[:] = _sample_row(allowed, params), allowed.max()
     return [found]

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from zinc.ops.penalties import RowPenalties, StepPenalties
 from zinc.ops.values import Dim, FloatArray
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
@@ -21,7 +22,7 @@ class SampleParams(NamedTuple):
 
     k: sample from the k most likely tokens; 1 takes the most likely one, 0 leaves the row to the
     host. token_index, seed: those of the draw (`zinc.ops.noise`). banned: at most MOST_BANNED
-    tokens, which are not sampled.
+    tokens, which are not sampled. penalties: rewrite the logits first; None if there are none.
     """
 
     k: int
@@ -32,6 +33,7 @@ class SampleParams(NamedTuple):
     token_index: int = 0
     seed: int = 0
     banned: tuple[int, ...] = ()
+    penalties: RowPenalties | None = None
 
 
 SAMPLE_PARAMS = np.dtype(
@@ -118,11 +120,11 @@ class Step:
     logits are wanted. seq_start: int32 [sequences + 1], first token row of each sequence.
     state_slot: int32 [sequences], slot of each recurrent state. tables: one block table int32
     [sequences, blocks] for each group of layers (see `KVState.window`), -1 where no block is held.
-    sample_params: SAMPLE_PARAMS [outputs], if the program is to sample tokens. sampled_rows: int32
-    [tokens] or None; if given, `ids` are not read, and the id of token i is the token that the
-    program's previous step sampled for output row sampled_rows[i]. adapters: float32 [sequences,
-    adapters], the scale with which a sequence uses each adapter, 0 if it does not; None if no
-    sequence uses any.
+    sample_params: SAMPLE_PARAMS [outputs], if the program is to sample tokens. penalties: those of
+    the output rows; None if no row has any. sampled_rows: int32 [tokens] or None; if given, `ids`
+    are not read, and the id of token i is the token that the program's previous step sampled for
+    output row sampled_rows[i]. adapters: float32 [sequences, adapters], the scale with which a
+    sequence uses each adapter, 0 if it does not; None if no sequence uses any.
     """
 
     ids: IntArray
@@ -133,6 +135,7 @@ class Step:
     state_slot: IntArray
     tables: tuple[IntArray, ...] = field(default_factory=tuple)
     sample_params: SampleParamsArray | None = None
+    penalties: StepPenalties | None = None
     sampled_rows: IntArray | None = None
     adapters: FloatArray | None = None
 
@@ -170,13 +173,13 @@ class Step:
         """Return the step with the token rows from `first` up to but not including `last`.
 
         Parts that run one after the other do what the step does, if attention is causal. Output
-        rows keep their order. A part without output rows has no `sample_params`.
+        rows keep their order. A part without output rows has no `sample_params`, nor penalties.
         """
         ends = np.clip(self.seq_start, first, last) - first
         held = np.flatnonzero(np.diff(ends))
         rows = self.output_rows
         chosen = (rows >= first) & (rows < last)
-        params, sampled = self.sample_params, self.sampled_rows
+        params, sampled, penalties = self.sample_params, self.sampled_rows, self.penalties
         return Step(
             self.ids[first:last],
             self.positions[first:last],
@@ -186,6 +189,7 @@ class Step:
             self.state_slot[held],
             tuple(table[held] for table in self.tables),
             sample_params=None if params is None or not chosen.any() else params[chosen],
+            penalties=None if penalties is None or not chosen.any() else penalties.part(chosen),
             sampled_rows=None if sampled is None else sampled[first:last],
             adapters=None if self.adapters is None else self.adapters[held],
         )

@@ -45,6 +45,7 @@ class Op(IntEnum):
     COPY_OBJECT = 83
     CONVERT_U_TO_PTR = 120
     BITCAST = 124
+    F_MUL = 133
     SELECT = 169
     CONTROL_BARRIER = 224
     MEMORY_BARRIER = 225
@@ -71,6 +72,7 @@ class Decoration(IntEnum):
     COHERENT = 23
     NON_WRITABLE = 24
     OFFSET = 35
+    NO_CONTRACTION = 42
 
 
 class MemoryAccess(IntFlag):

@@ -1,8 +1,6 @@
 """Repetition, presence and frequency penalties on the tokens of a recent window.
 
-Repetition divides a positive logit by the penalty and multiplies a negative one (Keskar et al.
-2019, arXiv:1909.05858, with the sign fixed). Frequency subtracts once per occurrence, presence once
-per token (OpenAI's definition). Counts are updated with each accepted token, so a step costs time
+`zinc.ops.penalties` defines them. Counts are updated with each accepted token, so a step costs time
 in the number of distinct tokens, not in the length of the window.
 """
 
@@ -10,11 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zinc.engine.sampling.candidates import Candidates, Floats, Positions
+from zinc.ops.penalties import MOST_PENALIZED, CountArray, RowPenalties, penalized
 
 
 class TokenWindow:
@@ -57,6 +57,25 @@ class TokenWindow:
                 self._slots[moved] = slot
             self._counts[last] = 0
 
+    def counts_after(self, tokens: Sequence[int], n_unknown: int) -> CountArray:
+        """Return the counts after `tokens` and `n_unknown` further ones, which do not count.
+
+        uint32 [n, 2]: distinct tokens with their counts, of which some may be 0.
+        """
+        slots = dict(self._slots) if tokens else self._slots
+        added = [slots.setdefault(token, len(slots)) for token in tokens]
+        found = np.zeros((len(slots), 2), np.uint32)
+        n = len(self._slots)
+        found[:n, 0], found[:n, 1] = self._ids[:n], self._counts[:n]
+        for token, slot in zip(tokens, added, strict=True):
+            found[slot, 0] = token
+            found[slot, 1] += 1
+        if self._last_n > 0:
+            n_forgotten = len(self._recent) + len(tokens) + n_unknown - self._last_n
+            for token in islice(chain(self._recent, tokens), max(n_forgotten, 0)):
+                found[slots[token], 1] -= 1
+        return found
+
     @property
     def ids(self) -> Positions:
         """The distinct tokens, [n] in no particular order."""
@@ -90,10 +109,25 @@ class Penalties:
         if ids.size == 0:
             return candidates
         candidates, found, where = locate(candidates, ids)
-        logits = candidates.logits[where]
-        logits = np.where(logits <= 0, logits * self._repeat, logits / self._repeat)
-        penalty = counts[found].astype(np.float32) * self._frequency + self._presence
-        return rewrite(candidates, where, logits - penalty)
+        logits = penalized(
+            *(candidates.logits[where], counts[found]),
+            *(self._repeat, self._presence, self._frequency),
+        )
+        return rewrite(candidates, where, logits)
+
+    def fits_device(self, n_more: int) -> bool:
+        """Return whether a device has room for the window after `n_more` further tokens."""
+        return len(self._window.ids) + n_more <= MOST_PENALIZED
+
+    def of_row(self, drafted: Sequence[int], behind: bool) -> RowPenalties:
+        """Return the penalties of an output row after the tokens `drafted`.
+
+        behind: whether one further token comes before the row, as its input; it is not known yet.
+        """
+        counts = self._window.counts_after(drafted, int(behind))
+        return RowPenalties(
+            float(self._repeat), float(self._presence), float(self._frequency), counts, behind
+        )
 
 
 def locate(candidates: Candidates, ids: Positions) -> tuple[Candidates, Positions, Positions]:

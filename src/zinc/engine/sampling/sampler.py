@@ -77,6 +77,7 @@ class Sampler:
                     argument="logit_bias",
                 )
         self._stateful: list[_StatefulSampler] = []
+        self._penalties: Penalties | None = None
         self._surprise: tuple[int, float] | None = None  # mirostat's: the sampled token, its bits
         processors = [self._build_processor(name, dry_breakers) for name in params.samplers]
         self._processors = [each for each in processors if each is not None]
@@ -89,10 +90,13 @@ class Sampler:
         # The common chain keeps no distribution; single samplers choose the same tokens.
         self._common = None if self._keeps_distribution else CommonChain.of(params, active)
         # The device can ban few tokens. It adds no other bias.
-        self._most_likely = SampleParams(k=1, banned=tuple(biases))
+        self._banned = tuple(biases)
         bans = len(biases) <= MOST_BANNED and all(bias == -np.inf for bias in biases.values())
-        as_is = bans and not (self._stateful or params.logprobs is not None)
-        self._on_device = as_is and (self._is_plain or _is_small(self._common))
+        # Penalties come first there. No other sampler depends on the tokens so far.
+        others = active[1:] if active[:1] == ["penalties"] else active
+        self._device_chain = CommonChain.of(params, others)
+        as_is = bans and params.logprobs is None and self._stateful in ([], [self._penalties])
+        self._on_device = as_is and (params.greedy or _is_small(self._device_chain))
         self._restart()
 
     def sample(self, logits: Floats, allowed: Allowed | None = None) -> Sampled:
@@ -148,19 +152,32 @@ class Sampler:
             return Sampled(token, 0.0, ((token, 0.0),)[:top])
         return final_probabilities(candidates, token, top)
 
-    def device_params(self, ahead: int = 0) -> SampleParams | None:
+    def fits_device(self, n_more: int = 0) -> bool:
+        """Return whether the device can sample the token that follows `n_more` further tokens.
+
+        This depends on the request and its tokens alone, so other sequences in the batch change no
+        token.
+        """
+        penalties = self._penalties
+        return self._on_device and (penalties is None or penalties.fits_device(n_more))
+
+    def device_params(
+        self, drafted: Sequence[int] = (), *, behind: bool = False
+    ) -> SampleParams | None:
         """Return how the device samples a token; None if the host must sample it.
 
-        ahead: places after the next token. Whether the device samples depends on the request alone,
-        so other sequences in the batch change no token.
+        drafted: tokens that come before it. behind: whether one further token comes before it, that
+        of a step that still runs.
         """
-        if not self._on_device:
+        ahead = len(drafted) + behind
+        if not self.fits_device(ahead):
             return None
-        if self._common is None:
-            return self._most_likely
-        c, (seed, index) = self._common, self._draw(ahead)
-        banned = self._most_likely.banned
-        return SampleParams(c.k, c.min_keep, c.top_p, c.min_p, c.temperature, index, seed, banned)
+        penalties = None if self._penalties is None else self._penalties.of_row(drafted, behind)
+        if self._device_chain is None:
+            return SampleParams(k=1, banned=self._banned, penalties=penalties)
+        c, (seed, index) = self._device_chain, self._draw(ahead)
+        settings = (c.k, c.min_keep, c.top_p, c.min_p, c.temperature)
+        return SampleParams(*settings, index, seed, self._banned, penalties)
 
     def accept(self, token: int) -> None:
         """Add a token to the answer, and to the history that penalties read."""
@@ -200,7 +217,7 @@ class Sampler:
         """Return the processor of the sampler `name`, or None if its settings are neutral."""
         p = self.params
         if name == "penalties":
-            return self._penalties()
+            return self._make_penalties()
         if name == "dry":
             return self._dry(dry_breakers)
         if p.greedy:
@@ -209,14 +226,15 @@ class Sampler:
             return partial(truncation.temperature, t=p.temperature) if p.temperature != 1 else None
         return None if p.mirostat else self._truncation(name)
 
-    def _penalties(self) -> Processor | None:
+    def _make_penalties(self) -> Processor | None:
         p = self.params
         neutral = p.repeat_penalty == 1 and p.presence_penalty == p.frequency_penalty == 0
         if neutral or p.repeat_last_n == 0:
             return None
-        return self._with_state(
-            Penalties(p.repeat_last_n, p.repeat_penalty, p.presence_penalty, p.frequency_penalty)
+        self._penalties = Penalties(
+            p.repeat_last_n, p.repeat_penalty, p.presence_penalty, p.frequency_penalty
         )
+        return self._with_state(self._penalties)
 
     def _dry(self, breakers: Collection[Sequence[int]]) -> Processor | None:
         p = self.params

@@ -34,6 +34,7 @@ from zinc.gpu.arguments.layout import (
     array,
     pointer,
 )
+from zinc.ops.penalties import PENALTY_PARAMS
 from zinc.ops.step import SAMPLE_PARAMS
 
 MAX_TABLES = 8
@@ -45,7 +46,6 @@ _DTYPES = {
     np.dtype("<u8"): U64,
     np.dtype("<f4"): F32,
 }
-assert SAMPLE_PARAMS.fields is not None
 
 
 def _annotation(dtype: np.dtype[Any]) -> Any:
@@ -56,15 +56,22 @@ def _annotation(dtype: np.dtype[Any]) -> Any:
     return Annotated[tuple[int, ...], array(UINT32, *dtype.shape)]
 
 
-SampleParams = type(
+def _struct(name: str, dtype: np.dtype[Any], doc: str) -> type[Struct]:
+    """Return the struct of the elements of an array of `dtype`."""
+    assert dtype.fields is not None
+    annotations = {field: _annotation(found[0]) for field, found in dtype.fields.items()}
+    return type(name, (Struct,), {"__doc__": doc, "__annotations__": annotations})
+
+
+SampleParams = _struct(
     "SampleParams",
-    (Struct,),
-    {
-        "__doc__": "How the token of an output row is sampled: `zinc.ops.step.SAMPLE_PARAMS`.",
-        "__annotations__": {
-            name: _annotation(field[0]) for name, field in SAMPLE_PARAMS.fields.items()
-        },
-    },
+    SAMPLE_PARAMS,
+    "How the token of an output row is sampled: `zinc.ops.step.SAMPLE_PARAMS`.",
+)
+PenaltyParams = _struct(
+    "PenaltyParams",
+    PENALTY_PARAMS,
+    "How logits of an output row are penalised: `zinc.ops.penalties.PENALTY_PARAMS`.",
 )
 
 _INTS = pointer("int", "int32_t")
@@ -89,6 +96,11 @@ class StepHeader(Struct):
         tuple[int, ...], array(UINT32, MAX_TABLES), "blocks of a sequence in each table"
     ]
     sample_params: Annotated[int, pointer("SampleParams"), "one for each output row"]
+    penalties: Annotated[
+        int,
+        pointer("PenaltyParams"),
+        "one for each output row, then the pairs of all rows: a token and its count",
+    ]
     sampled: Annotated[
         int, pointer("float2", "float"), "token and largest logit of each row sampled last"
     ]
@@ -789,6 +801,12 @@ class SelectKeysArguments(Struct):
     first: Annotated[U32, "token"]
     top_k: U32
     is_one_token: Flag
+
+
+class PenalizeArguments(Struct):
+    step: StepAddress
+    logits: Bytes
+    stride: U32
 
 
 class SampleArguments(Struct):

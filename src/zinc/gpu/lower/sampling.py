@@ -1,7 +1,7 @@
 """Lowering of sample.
 
 Each dispatch reduces chunks of logits to their best candidates, until one workgroup has all
-candidates and samples from them.
+candidates and samples from them. In a step with penalties, a dispatch before them rewrites logits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from zinc.backends.plans import Launch
 from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
-from zinc.gpu.arguments.structs import SampleArguments
+from zinc.gpu.arguments.structs import PenalizeArguments, SampleArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.kernel_set import lowers
@@ -25,8 +25,13 @@ def sample(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     logits, (sampled,) = rows(launch, "logits"), launch.outputs
     if not bucket.samples:
         return []
-    dispatches: list[Dispatch] = []
     n, source, stride = logits.cols, at.ref(logits), logits.stride
+    dispatches: list[Dispatch] = []
+    if bucket.penalizes:
+        penalize = PenalizeArguments(step=at.step, logits=source, stride=stride)
+        kernel = KernelVariant("penalize", (("THREADS", THREADS),))
+        dispatches.append(Dispatch(kernel, penalize, (bucket.outputs, 1, 1)))
+    is_first = True
     while True:
         chunks = ceil_div(n, CHUNK)
         if chunks == 1:
@@ -38,7 +43,7 @@ def sample(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             "sample",
             (
                 ("CHUNK", CHUNK if chunks > 1 else max(THREADS, power_of_two(n))),
-                ("FIRST", int(not dispatches)),
+                ("FIRST", int(is_first)),
                 ("LAST", int(chunks == 1)),
                 ("THREADS", THREADS),
                 ("TOP", MOST_CANDIDATES),
@@ -56,4 +61,4 @@ def sample(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         dispatches.append(Dispatch(kernel, arguments, grid, waits=bool(dispatches)))
         if chunks == 1:
             return dispatches
-        n, source, stride = MOST_CANDIDATES * chunks, target, target_stride
+        n, source, stride, is_first = MOST_CANDIDATES * chunks, target, target_stride, False
