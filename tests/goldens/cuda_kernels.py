@@ -26,6 +26,8 @@ from zinc.gpu.addresses import NominalAddresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import Features
+from zinc.gpu.graph import dispatch_graph
+from zinc.gpu.hazards import dependencies
 from zinc.ops.graph import Graph
 from zinc.ops.values import KVState, Value, Weight
 from zinc.plan.planner import make_plan
@@ -180,11 +182,11 @@ def uses(target: Target, kv_dtype: str = "f16") -> list[Use]:
     for plan in plans():
         for step, bucket in {**pins.BUCKETS, "32 rows": ROWS}.items():
             bucket = replace(bucket, penalizes=bucket.samples)
-            for launch in plan.launches:
-                for dispatch in CUDA_KERNELS.lower(launch, at, bucket):
-                    if step == "32 rows" and dispatch.kernel.name not in ROW_KERNELS:
-                        continue
-                    found.setdefault(dispatch.kernel, Use(launch.kernel, step, dispatch.kernel))
+            graph = dispatch_graph(CUDA_KERNELS, plan, dependencies(plan, bucket), at, bucket)
+            for node in graph.nodes:
+                kernel, op = node.dispatch.kernel, plan.launches[node.launch].kernel
+                if step != "32 rows" or kernel.name in ROW_KERNELS:
+                    found.setdefault(kernel, Use(op, step, kernel))
     return list(found.values())
 
 

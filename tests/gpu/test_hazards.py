@@ -160,6 +160,26 @@ def test_launches_that_share_scratch_memory_wait_for_each_other() -> None:
     assert [node.after for node in graph.nodes] == [(), (), (0,)]
 
 
+def test_a_joined_dispatch_waits_for_earlier_users_of_its_scratch_memory() -> None:
+    """The second launch takes over the third one's dispatch, which writes to scratch memory."""
+    join = replace(NO_WORK, groups=(7, 1, 1))
+    lowerings = {
+        "scale": lambda launch, at, bucket: at.scratch.take(11 << 20) and [NO_WORK],
+        "softcap": lambda *_: [NO_WORK],
+        "embed": lambda launch, at, bucket: at.scratch.take(12 << 20) and [NO_WORK, NO_WORK],
+    }
+    kernels = replace(
+        SLANG_KERNELS, lowerings=lowerings, joins={("softcap", "embed"): lambda *_: join}
+    )
+    at, bucket = NominalAddresses(Features(32), "f16", 64), Bucket(1, 1, 1, 256)
+    graph = dispatch_graph(kernels, three_launches(), [(), (), (1,)], at, bucket)
+    assert [(node.launch, node.after) for node in graph.nodes] == [(0, ()), (1, (0,)), (2, (0, 1))]
+    assert graph.nodes[1].dispatch is join
+    assert list(kernels.lower_all(three_launches().launches, at, bucket))[1] is join
+    apart = dispatch_graph(kernels, three_launches(), [(), (), ()], at, bucket)
+    assert len(apart.nodes) == 4
+
+
 def reached(edges: list[tuple[int, int]], n: int) -> list[set[int]]:
     """Return for each of `n` nodes the nodes from which edges lead to it."""
     before: list[set[int]] = [set() for _ in range(n)]

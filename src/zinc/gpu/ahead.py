@@ -67,10 +67,27 @@ def kernels(
         plan = plan.without_alternatives()
     alike = {lowering_key(launch): launch for launch in plan.launches}
     found: dict[KernelVariant, None] = {}
-    for bucket, launch in product(steps, alike.values()):
+    buckets = list(steps)
+    for bucket, launch in product(buckets, alike.values()):
         with suppress(UnsupportedError):
             found |= {dispatch.kernel: None for dispatch in kernel_set.lower(launch, at, bucket)}
+    for bucket, pair in product(buckets, _joined_pairs(kernel_set, plan)):
+        with suppress(UnsupportedError):
+            found |= {x.kernel: None for x in kernel_set.lower_all(pair, at, bucket)}
     return list(found)
+
+
+def _joined_pairs(kernel_set: KernelSet, plan: Plan) -> Iterable[tuple[Launch, Launch]]:
+    """Return launches and readers of their outputs that may be joined, each distinct pair once."""
+    ops = {first for first, _ in kernel_set.joins}
+    made = [(launch.outputs[0], launch) for launch in plan.launches if launch.kernel in ops]
+    pairs = (
+        (first, second)
+        for second in plan.launches
+        for ref, first in made
+        if (first.kernel, second.kernel) in kernel_set.joins and ref in second.inputs
+    )
+    return {(lowering_key(a), lowering_key(b)): (a, b) for a, b in pairs}.values()
 
 
 def lowering_key(launch: Launch) -> tuple[object, ...]:

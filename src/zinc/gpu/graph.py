@@ -65,16 +65,26 @@ def dispatch_graph(
     """Return the dispatches of a step of `bucket`.
 
     `dependencies` are those of the launches, from `zinc.gpu.hazards`. Launches that share scratch
-    memory wait for each other too. Raises UnsupportedError.
+    memory wait for each other too. A dispatch that a launch takes over from the next one writes
+    scratch memory of that launch. Raises UnsupportedError.
     """
     lowered: list[list[Dispatch]] = []
     after: list[set[int]] = []  # launches that each launch waits for
+    before = 0  # the last launch that has dispatches
     scratch: list[tuple[int, int, int]] = []  # in use: launch, start, end
     for i, launch in enumerate(plan.launches):
-        lowered.append(kernels.lower(launch, at, bucket))
+        dispatches = kernels.lower(launch, at, bucket)
         taken = list(at.scratch.taken)
         reused = {j for j, a, b in scratch for start, end in taken if a < end and start < b}
+        joined = None
+        if before in dependencies[i] and before not in reused:
+            joined = kernels.joined(plan.launches[before], launch, lowered[before], dispatches)
+        if joined is not None:
+            lowered[before], dispatches = [*lowered[before][:-1], joined], dispatches[1:]
+            after[before] |= reused
+        lowered.append(dispatches)
         after.append({*dependencies[i], *reused})
+        before = i if dispatches else before
         scratch = [x for x in scratch if not any(a <= x[1] and x[2] <= b for a, b in taken)]
         scratch += [(i, start, end) for start, end in taken]
     return DispatchGraph(tuple(_nodes(lowered, after)))

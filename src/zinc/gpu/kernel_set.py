@@ -7,8 +7,8 @@ kernels of its own replaces some of them, and brings the weight layout that its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -31,6 +31,8 @@ LOWERINGS: dict[str, Lowering] = {}
 # Returns the steps in which a fused node runs, None if the kernel cannot run it.
 FusedCondition: TypeAlias = Callable[[Node], StepCondition | None]
 FUSED: dict[str, FusedCondition] = {}
+# Returns the dispatch that does the work of two, None if no kernel does both.
+Join: TypeAlias = Callable[[Dispatch, Dispatch], Dispatch | None]
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
@@ -87,7 +89,8 @@ class KernelSet:
     dispatch. fused: the steps in which a kernel runs a fused op, by op.
     stores_blocks: ops whose kernels can store rows of Q8_32, besides those that every backend has
     (`stores_formats` of the op). tilings: the tiles of each tunable kernel, by name. sources:
-    returns a digest of the kernels' code.
+    returns a digest of the kernels' code. joins: how the last dispatch of a launch and the first
+    one of the next launch become one dispatch, by the ops of the two launches.
     """
 
     backend: str
@@ -98,6 +101,7 @@ class KernelSet:
     tilings: Mapping[str, Tiling]
     sources: Callable[[], str]
     stores_blocks: frozenset[str] = frozenset()
+    joins: Mapping[tuple[str, str], Join] = field(default_factory=dict)
 
     def lower(self, launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         """Return the dispatches of a launch in a step of `bucket`. Raises UnsupportedError.
@@ -116,9 +120,29 @@ class KernelSet:
     def lower_all(
         self, launches: Iterable[Launch], at: Addresses, bucket: Bucket
     ) -> Iterator[Dispatch]:
-        """Yield the dispatches of every launch."""
+        """Yield the dispatches of every launch, joined as in a step."""
+        before: Launch | None = None
+        waiting: list[Dispatch] = []  # of `before`
         for launch in launches:
-            yield from self.lower(launch, at, bucket)
+            if not (dispatches := self.lower(launch, at, bucket)):
+                continue
+            joined = self.joined(before, launch, waiting, dispatches) if before else None
+            if joined is not None:
+                waiting, dispatches = [*waiting[:-1], joined], dispatches[1:]
+            yield from waiting
+            before, waiting = launch, dispatches
+        yield from waiting
+
+    def joined(
+        self, first: Launch, second: Launch, ones: Sequence[Dispatch], others: Sequence[Dispatch]
+    ) -> Dispatch | None:
+        """Return a dispatch that does the work of the last of `ones` and the first of `others`.
+
+        These are the dispatches of two launches between which no other launch runs. None if no
+        kernel does the work of both.
+        """
+        join = self.joins.get((first.kernel, second.kernel))
+        return join(ones[-1], others[0]) if join is not None and ones and others else None
 
     def _checked(self, launch: Launch, at: Addresses, dispatches: list[Dispatch]) -> list[Dispatch]:
         """Return the dispatches that have at least one workgroup. Raises UnsupportedError."""

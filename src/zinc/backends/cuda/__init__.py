@@ -19,6 +19,7 @@ from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo, De
 from zinc.backends.cuda import compiler
 from zinc.backends.cuda.driver import candidates, choose
 from zinc.backends.cuda.lower import registry
+from zinc.backends.cuda.lower.half_rows import JOINS
 from zinc.backends.cuda.tilings import CUDA_TILINGS
 from zinc.backends.cuda.upload import Uploader, can_upload
 from zinc.backends.plans import SplitPlan
@@ -51,6 +52,7 @@ CUDA_KERNELS = KernelSet(
     weights=StreamWeights(),
     max_argument_bytes=MAX_ARGUMENT_BYTES,
     stores_blocks=frozenset({"linear_glu"}),
+    joins=JOINS,
 )
 
 

@@ -384,6 +384,14 @@ class NormArguments(Struct):
     eps: F32
 
 
+class HalfNormArguments(NormArguments):
+    """Arguments of a norm on CUDA that also stores its rows as operands of tensor cores."""
+
+    halves: Annotated[Bytes, "the rows in slabs of columns (half_rows.cuh)"]
+    inverses: Annotated[Floats, "of each row's factor"]
+    half_rows: Annotated[U32, "rows of a slab"]
+
+
 class CausalConvArguments(Struct):
     step: StepAddress
     x: Bytes

@@ -31,6 +31,15 @@ DEVICE uint chunkOffset(uint row, uint chunk)
     return row / 8 * GROUP_BYTES + chunk * 128 + row % 8 * 16;
 }
 
+/// Stores four columns of a row, from `col` on, in slabs of `n_rows` rows.
+DEVICE void storeHalves(uint8_t* slabs, uint n_rows, uint row, uint col, float4 v)
+{
+    const uint unit = col / 32, step = col / 4 % STEPS;
+    uint8_t* slab = slabs + uint64_t(unit / 4) * n_rows * SLAB_ROW_BYTES;
+    ((uint*)(slab + chunkOffset(row, 2 * step)))[unit % 4] = packHalves(v.x, v.z);
+    ((uint*)(slab + chunkOffset(row, 2 * step + 1)))[unit % 4] = packHalves(v.y, v.w);
+}
+
 /// The power of two that a row is multiplied by, and its inverse.
 struct RowFactor
 {

@@ -119,9 +119,7 @@ DEVICE Chunk quantizedChunk(float4 a, float4 b)
 {
     Chunk c;
 #if KV_Q8
-    float4 size = max(abs(a), abs(b));
-    float top = max(max(size.x, size.y), max(size.z, size.w));
-    top = neighbourMax<4>(top);
+    float top = neighbourMax<4>(largestOf(max(abs(a), abs(b))));
     float d = top / 127.0f, inverse = d > 0 ? 1.0f / d : 0.0f;
     uint4 low = uint4(int4(round(a * inverse))) & 0xffu;
     uint4 high = uint4(int4(round(b * inverse))) & 0xffu;

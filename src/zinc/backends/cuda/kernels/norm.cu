@@ -7,19 +7,27 @@
 //   MEAN   layer norm: subtract the mean first; weight and the bias `other` have an element for each
 //          column of the row
 //   Q8     rows of y are 8-bit blocks (q8)
+//   HALVES also store the rows, each one group, as float16 operands of tensor cores (half_rows.cuh)
 
 #ifndef LIKE
 #define LIKE 0
 #endif
 #include "arguments.h"
 
+#if HALVES
+using Arguments = HalfNormArguments;
+#else
 using Arguments = NormArguments;
+#endif
 
 #include "step.cuh"
 #include "reduce.cuh"
 #include "floats.cuh"
 #include "activation.cuh"
 #include "q8.cuh"
+#if HALVES
+#include "half_rows.cuh"
+#endif
 
 EARLY_KERNEL(norm, Arguments)
 {
@@ -74,6 +82,13 @@ EARLY_KERNEL(norm, Arguments)
     sum = 0;
     UNROLL for (uint i = 0; i < FOURS; i++) sum += dot(w[i], w[i]);
     float scale = sqrt(sumOfGroup(sum, thread) / float(n) / max(square, args.eps));
+#elif HALVES
+    float top = 0;
+    UNROLL for (uint i = 0; i < FOURS; i++) top = max(top, largestOf(abs(v[i] * weight[i])));
+    const float2 found = sumAndMaxOfGroup(sum, top, thread);
+    float scale = rsqrt(found.x / float(n) + args.eps);
+    const RowFactor factor = factorOfScale(scale * found.y / 127.0f);
+    if (thread == 0) args.inverses[group.y] = factor.inverse;
 #elif !CUT
     float scale = rsqrt(sumOfGroup(sum, thread) / float(n) + args.eps);
 #endif
@@ -93,6 +108,9 @@ EARLY_KERNEL(norm, Arguments)
         r *= w[i] / (1.0f + exp(-w[i]));
 #elif !GATED && !LIKE
         r += w[i];
+#endif
+#if HALVES
+        storeHalves(args.halves, args.half_rows, group.y, col, r * factor.factor);
 #endif
 #if Q8
         storeQ8(y, args.cols, first + col, r);

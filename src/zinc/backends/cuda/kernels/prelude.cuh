@@ -230,6 +230,8 @@ DEVICE float4 max(float4 a, float4 b)
     return a;
 }
 
+DEVICE float largestOf(float4 v) { return max(max(v.x, v.y), max(v.z, v.w)); }
+
 DEVICE float4 clamp(float4 x, float low, float high)
 {
     UNROLL for (int i = 0; i < 4; i++) x[i] = clamp(x[i], low, high);

@@ -19,9 +19,7 @@ DEVICE float inverseScale(float top) { return top > 1e-30f ? 127.0f / top : 0.0f
 /// a multiple of 8) call it together.
 DEVICE void storeQ8(uint8_t* row, uint cols, uint col, float4 v)
 {
-    float4 size = abs(v);
-    float top = max(max(size.x, size.y), max(size.z, size.w));
-    top = neighbourMax<8>(top);
+    float top = neighbourMax<8>(largestOf(abs(v)));
     int4 q = int4(round(v * inverseScale(top)));
     const int sum = neighbourSum<8>(q.x + q.y + q.z + q.w);
     ((uint*)row)[col / 4] = packSigned(q);

@@ -1,14 +1,18 @@
-"""Rows of 8-bit blocks that the kernel half_rows converts to float16 operands of tensor cores."""
+"""Rows as float16 operands of tensor cores.
+
+The kernel half_rows converts rows of 8-bit blocks. If the rows come from a norm just before, the
+kernel of the norm stores the operands too (`JOINS`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zinc.backends.cuda.tiles.common import SLAB, SLAB_ROW_BYTES
 from zinc.backends.plans import Ref
 from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
-from zinc.gpu.arguments.structs import HalfRowsArguments
+from zinc.gpu.arguments.structs import HalfNormArguments, HalfRowsArguments, NormArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower.operands import dim_code
@@ -16,6 +20,7 @@ from zinc.gpu.rows import row_bytes
 
 GROUP = 8  # rows of a group (half_rows.cuh)
 WIDE = 4  # slabs that a block of half_rows converts
+NORM_KINDS = {"MEAN", "CUT", "LIKE"}  # macros of norm.cu for norms that are no RMS norms
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +72,27 @@ def converted(
     groups = (ceil_div(n_slabs, WIDE), ceil_div(n, GROUP), 1)
     kernel = KernelVariant("half_rows", (("BY_ROW", int(by_row)),))
     return Dispatch(kernel, arguments, groups), made
+
+
+def converting_norm(norm: Dispatch, conversion: Dispatch) -> Dispatch | None:
+    """Return a norm that also does the conversion of its rows, None if it cannot.
+
+    A block of a norm of whole rows has a row's columns in registers, so it can find their factor.
+    """
+    x, halves = norm.arguments, conversion.arguments
+    if not isinstance(x, NormArguments) or not isinstance(halves, HalfRowsArguments):
+        return None
+    defines = dict(norm.kernel.defines)
+    is_plain = defines["Q8"] and not (defines["GATED"] or x.other or NORM_KINDS & set(defines))
+    fills_slabs = x.group == x.cols == halves.cols == halves.slabs * SLAB
+    by_row = dict(conversion.kernel.defines)["BY_ROW"]
+    if not is_plain or not fills_slabs or halves.x != x.y or halves.runs > 1 or by_row:
+        return None
+    arguments = HalfNormArguments.extending(
+        x, halves=halves.y, inverses=halves.inverses, half_rows=halves.y_rows
+    )
+    kernel = replace(norm.kernel, defines=(*norm.kernel.defines, ("HALVES", 1)))
+    return replace(norm, kernel=kernel, arguments=arguments)
+
+
+JOINS = {("rms_norm", product): converting_norm for product in ("linear", "linear_glu")}
