@@ -13,7 +13,7 @@ from ops.running import run
 
 from zinc.backends import api
 from zinc.backends.cuda.lower.attention import AttentionTile, choose_tile, spread_merge
-from zinc.backends.cuda.lower.rope_attention import matrix_cut
+from zinc.backends.cuda.lower.rope_attention import tensor_core_config
 from zinc.backends.cuda.lower.wide_attention import WideTile, wide_tile
 from zinc.gpu.addresses import NominalAddresses
 from zinc.gpu.arguments.structs import AttentionMergeArguments
@@ -70,9 +70,13 @@ def test_decode_merges_short_contexts_in_clusters(
     state: KVState, keys: int, at: NominalAddresses, splits: int, each: int, cluster: int | None
 ) -> None:
     n_heads = 32 if state is HEADS else 16
-    cut = matrix_cut(state, n_heads, at, Bucket(1, 1, 1, keys))
-    assert cut is not None
-    assert (cut.splits, cut.each, dict(cut.defines).get("CLUSTER")) == (splits, each, cluster)
+    config = tensor_core_config(state, n_heads, at, Bucket(1, 1, 1, keys))
+    assert config is not None
+    assert (config.splits, config.heads, dict(config.defines).get("CLUSTER")) == (
+        splits,
+        each,
+        cluster,
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,9 +85,9 @@ def test_decode_merges_short_contexts_in_clusters(
 )
 def test_tokens_of_few_keys_have_small_tiles(tokens: int, keys: int, of_tile: int) -> None:
     """The tiles were timed on an H200 (dev/kernels/cuda.md)."""
-    cut = matrix_cut(HEADS, 32, CLUSTERS, Bucket(tokens, tokens, 1, keys))
-    assert cut is not None
-    assert dict(cut.defines)["TILE_TOKENS"] == of_tile
+    config = tensor_core_config(HEADS, 32, CLUSTERS, Bucket(tokens, tokens, 1, keys))
+    assert config is not None
+    assert dict(config.defines)["TILE_TOKENS"] == of_tile
 
 
 @pytest.mark.parametrize(
@@ -95,7 +99,7 @@ def test_tokens_of_few_keys_have_small_tiles(tokens: int, keys: int, of_tile: in
     ],
 )
 def test_heads_that_do_not_suit_tensor_cores_are_multiplied_as_vectors(state: KVState) -> None:
-    assert matrix_cut(state, 16, CLUSTERS, Bucket(1, 1, 1, 1024)) is None
+    assert tensor_core_config(state, 16, CLUSTERS, Bucket(1, 1, 1, 1024)) is None
 
 
 LATENT = KVState("kv", 1, 576, 512, v_from_k=True)

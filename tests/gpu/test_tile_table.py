@@ -221,7 +221,7 @@ def cuda_tiles_of(features: Features, key: TileKey) -> Iterator[tuple[TileKey, T
         (SLOTS, FewSlotTile(1, 2, 5, 2), "too many warps"),
         (VECTORS, VectorSlotTile(8, 8, 8, 2), "registers"),
         (VECTORS, VectorSlotTile(4, 8, 8, 4), "too many warps"),
-        (VECTORS, VectorSlotTile(3, 8, 8, 2), "no power of two"),
+        (VECTORS, VectorSlotTile(3, 8, 8, 2), "not a power of two"),
         (FLOATS_KEY, MmaTile(1, 4, 4, 1, stages=3, deep=2), "no such parameter"),
         (FLOATS_KEY, MmaTile(1, 16, 4, 1, stages=3, blocks=3), "registers"),
     ],

@@ -136,19 +136,20 @@ def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
     """Lower the op `rope_attention`."""
     state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
     most_own = _most_own(bucket)
-    cut = few_cut(state, n_heads, at, bucket, most_own=most_own)
+    config = decode_config(state, n_heads, at, bucket, most_own=most_own)
     if launch.input("sinks") is not None:
-        cut = replace(cut, splits=max(2, cut.splits))  # the merge adds them
-    defines = {"MOST_OWN": most_own, "ONE_SPLIT": int(cut.splits == 1)}
-    cut = replace(cut, defines=(*cut.defines, *defines.items()))
-    split, merged = rope_attention_of(launch, at, bucket, cut)
-    return [split, merged] if cut.splits > 1 else [split]
+        config = replace(config, splits=max(2, config.splits))  # the merge adds the sinks
+    defines = {"MOST_OWN": most_own, "ONE_SPLIT": int(config.splits == 1)}
+    config = replace(config, defines=(*config.defines, *defines.items()))
+    split, merged = rope_attention_of(launch, at, bucket, config)
+    return [split, merged] if config.splits > 1 else [split]
 
 
 def _most_own(bucket: Bucket) -> int:
-    """Return the most tokens of a sequence in steps of a kernel: one, or a limit of few tokens.
+    """Return the most tokens of a sequence that the kernel for steps of `bucket` supports.
 
-    Each limit has one kernel, because a kernel for fewer tokens would only save shared memory.
+    This is 1 or a limit of PREPARED_TOKENS. There is no kernel for numbers in between, because it
+    would only save shared memory.
     """
     if bucket.tokens == 1 or bucket.is_decode:
         return 1
@@ -156,12 +157,12 @@ def _most_own(bucket: Bucket) -> int:
 
 
 def rope_attention_of(
-    launch: Launch, at: Addresses, bucket: Bucket, cut: Cut
+    launch: Launch, at: Addresses, bucket: Bucket, config: DecodeConfig
 ) -> tuple[Dispatch, Dispatch]:
     """Return attention whose workgroups normalise and rotate the heads they need, and its merge.
 
-    They do so while their first keys are loaded, which saves a level of dispatches. With one split
-    they write the output, and the merge must not run.
+    Preparing heads overlaps with loading the first keys, which saves a level of dispatches. With
+    one split the workgroups write the output, and the merge must not run.
     """
     q, k, v = (launch.input(name) for name in ("q", "k", "v"))
     state, (y,) = operand(launch, "cache", KVState), launch.outputs
@@ -172,7 +173,7 @@ def rope_attention_of(
     kernel = _few_kernel(
         launch,
         at,
-        cut,
+        config,
         in_vectors(at, *(x for x in (q, k, v) if isinstance(x, Ref)), floats),
         ("NEOX", int(attrs["neox"])),
         ("PREPARES", 1),
@@ -180,8 +181,8 @@ def rope_attention_of(
         ("WIDTH", max(state.head_dim, state.head_dim_v)),
     )
     partial = at.ref(y)
-    if cut.splits > 1:
-        partial = at.scratch.take(bucket.tokens * cut.splits * partial_bytes(state, n_heads))
+    if config.splits > 1:
+        partial = at.scratch.take(bucket.tokens * config.splits * partial_bytes(state, n_heads))
     (q_at, q_stride), (k_at, k_stride), (v_at, v_stride) = (ref_or_null(at, x) for x in (q, k, v))
     table_at, table_stride = ref_or_null(at, launch.input("table"))
     arguments = RopeAttentionArguments(
@@ -202,23 +203,23 @@ def rope_attention_of(
         n_heads=n_heads,
         is_one_token=bucket.tokens == 1,
         window=state.window,
-        splits=cut.splits,
+        splits=config.splits,
         scale=float(attrs["scale"]),
         softcap=float(attrs["softcap"]),
         eps=float(attrs["eps"]),
         normalises_v=bool(attrs["v_norm"]),
     )
-    parts = ceil_div(n_heads // state.n_heads, cut.each)
+    parts = ceil_div(n_heads // state.n_heads, config.heads)
     return (
-        Dispatch(kernel, arguments, (cut.splits, state.n_heads * parts, bucket.tokens)),
-        merge(launch, at, bucket, cut.splits, partial, at.ref(y)),
+        Dispatch(kernel, arguments, (config.splits, state.n_heads * parts, bucket.tokens)),
+        merge(launch, at, bucket, config.splits, partial, at.ref(y)),
     )
 
 
 def _check(state: KVState, cache: DeviceKV) -> None:
     if state.head_dim % 8 or state.head_dim_v % 8:
         dims = f"{state.head_dim} and {state.head_dim_v}"
-        raise NotImplementedError(f"heads of {dims} columns are not multiples of 8 wide")
+        raise NotImplementedError(f"the widths {dims} of heads are not multiples of 8")
     tokens = cache.block_tokens
     assert tokens % AT_ONCE == 0, "lanes load AT_ONCE keys of one block"
     assert tokens == power_of_two(tokens), "block sizes are powers of two"
@@ -243,7 +244,9 @@ def selection(launch: Launch, at: Addresses, bucket: Bucket) -> Ref | None:
         return None
     attrs = launch.attributes
     if attrs["window"] or is_bidirectional(launch) or launch.input("slopes") is not None:
-        raise NotImplementedError("selected positions with a window, later positions or ALiBi")
+        raise NotImplementedError(
+            "attention to selected positions does not support windows, later positions or ALiBi"
+        )
     return selected
 
 
@@ -252,15 +255,15 @@ def _few(
 ) -> list[Dispatch]:
     state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
     if selected is None:
-        cut = few_cut(state, n_heads, at, bucket)
+        config = decode_config(state, n_heads, at, bucket)
     else:
         seen = replace(bucket, keys=min(bucket.keys, selected.cols))
-        cut = _vectors(state, n_heads, at, seen)
-    splits = cut.splits
+        config = _vectors(state, n_heads, at, seen)
+    splits = config.splits
     kernel = _few_kernel(
         launch,
         at,
-        cut,
+        config,
         in_vectors(at, rows(launch, "q")),
         ("PREPARES", 0),
         *alibi(launch),
@@ -282,7 +285,7 @@ def _few(
             selected_stride=selected.stride,
             n_selected=selected.cols,
         )
-    parts = ceil_div(n_heads // state.n_heads, cut.each)
+    parts = ceil_div(n_heads // state.n_heads, config.heads)
     dispatches = [Dispatch(kernel, arguments, (splits, state.n_heads * parts, bucket.tokens))]
     if splits > 1:
         dispatches.append(merge(launch, at, bucket, splits, partial, y_at))
@@ -290,16 +293,16 @@ def _few(
 
 
 def _few_kernel(
-    launch: Launch, at: Addresses, cut: Cut, vectors: int, *defines: tuple[str, int]
+    launch: Launch, at: Addresses, config: DecodeConfig, vectors: int, *defines: tuple[str, int]
 ) -> KernelVariant:
     state, (y,) = operand(launch, "cache", KVState), launch.outputs
     return KernelVariant(
-        cut.kernel,
+        config.kernel,
         (
-            *cut.defines,
+            *config.defines,
             *defines,
             *chunked(launch),
-            ("EACH", cut.each),
+            ("EACH", config.heads),
             ("HEAD_DIM", state.head_dim),
             ("HEAD_DIM_V", state.head_dim_v),
             ("KV_Q8", int(at.kv(state).dtype == "q8_0")),
@@ -342,16 +345,20 @@ def merge(
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Division of attention for few tokens: `each` heads a workgroup, keys in `splits` splits."""
+class DecodeConfig:
+    """A kernel for attention of few tokens, and how its workgroups divide the work.
+
+    heads: query heads of a workgroup. splits: workgroups that split the keys of a token (split-K).
+    defines: further macros of the kernel.
+    """
 
     kernel: str
-    each: int
+    heads: int
     splits: int
     defines: tuple[tuple[str, int], ...]
 
 
-def few_cut(
+def decode_config(
     state: KVState,
     n_heads: int,
     at: Addresses,
@@ -359,14 +366,14 @@ def few_cut(
     *,
     splits_few: bool = False,
     most_own: int = 0,
-) -> Cut:
-    """Return how to divide attention of few tokens.
+) -> DecodeConfig:
+    """Return the configuration of attention of few tokens.
 
-    splits_few: split the keys even if few. most_own: most tokens of a sequence in the step, if the
-    kernel prepares their heads, else 0.
+    splits_few: split the keys even if there are few. most_own: most tokens of a sequence in the
+    step, if the kernel prepares their heads, else 0.
     """
     vectors = _vectors(state, n_heads, at, bucket, splits_few=splits_few, most_own=most_own)
-    fewest = MATRIX_HEADS if at.features.narrow_matrix else vectors.each + 1
+    fewest = MATRIX_HEADS if at.features.narrow_matrix else vectors.heads + 1
     return _matrices(state, n_heads, at, bucket, fewest, most_own) or vectors
 
 
@@ -378,7 +385,7 @@ def _vectors(
     *,
     splits_few: bool = False,
     most_own: int = 0,
-) -> Cut:
+) -> DecodeConfig:
     repeats, features = n_heads // state.n_heads, at.features
     lanes = min(features.subgroup, power_of_two(ceil_div(state.head_dim, 8)))
     chunks = ceil_div(state.head_dim, 8 * lanes)
@@ -405,7 +412,7 @@ def _vectors(
     wide = chunks > 1 or features.has_fewest_registers
     at_once = 1 if features.has_few_registers and wide else AT_ONCE
     defines = (("AT_ONCE", at_once), ("LANES", lanes), ("WAVES", waves))
-    return Cut("attention", each, splits, defines)
+    return DecodeConfig("attention", each, splits, defines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +442,7 @@ class PreparedHeads:
         return 16 * (self.each + slots) * self.subgroup * ceil_div(width, 4 * self.subgroup)
 
     def most_waves(self, sums: int, n_bytes: int) -> int:
-        """Return how many subgroups find room in `n_bytes`: for slots, then for their sums.
+        """Return how many subgroups fit in `n_bytes` with their slots and, later, their sums.
 
         sums: float32 sums of a subgroup, which reuse the memory of the slots.
         """
@@ -447,11 +454,11 @@ class PreparedHeads:
 
 def _matrices(
     state: KVState, n_heads: int, at: Addresses, bucket: Bucket, fewest: int, most_own: int
-) -> Cut | None:
-    """Return how to divide attention with matrices.
+) -> DecodeConfig | None:
+    """Return the configuration of the kernel with cooperative matrices.
 
-    Returns None if a KV head has less than `fewest` heads, or if the device or the heads do not
-    suit the kernel.
+    Returns None if a KV head has fewer than `fewest` query heads, or if the kernel does not support
+    the device or the heads.
     """
     repeats, features, cache = n_heads // state.n_heads, at.features, at.kv(state)
     dims = state.head_dim, state.head_dim_v
@@ -481,7 +488,7 @@ def _matrices(
     splits = max(1, min(wanted, visible_keys(state, bucket) // (TILE_KEYS * waves), MAX_SPLITS))
     lanes = min(features.subgroup // power_of_two(each), TILE_KEYS // 2)
     defines = (("COLUMNS", columns), ("LANES", lanes), ("WAVES", waves))
-    return Cut("attention_few_matrices", each, splits, defines)
+    return DecodeConfig("attention_few_matrices", each, splits, defines)
 
 
 def partial_bytes(state: KVState, n_heads: int) -> int:

@@ -20,7 +20,7 @@ from zinc.gpu.arguments.structs import (
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.lower import attention
-from zinc.gpu.lower.attention import Cut
+from zinc.gpu.lower.attention import DecodeConfig
 from zinc.gpu.lower.operands import operand
 from zinc.ops.node import Node
 from zinc.ops.step import StepCondition
@@ -53,7 +53,7 @@ SHORT_SPLIT, SHORT_WAVES, MAX_SUM_BYTES = 128, 8, 32 << 10
 
 @fuses("rope_attention")
 def rope_attention_steps(node: Node) -> StepCondition | None:
-    """Return the steps with one token a sequence or few tokens, if `node` suits the kernels."""
+    """Return the steps with one token per sequence or few tokens, if `node` suits the kernels."""
     state = node.input("cache")
     assert isinstance(state, KVState)
     if not attention.prepares_heads(node):
@@ -64,8 +64,10 @@ def rope_attention_steps(node: Node) -> StepCondition | None:
 @lowers("rope_attention")
 def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
-    cut = matrix_cut(state, n_heads, at, bucket) or _vector_cut(state, n_heads, at, bucket)
-    split, merge = attention.rope_attention_of(launch, at, bucket, cut)
+    config = tensor_core_config(state, n_heads, at, bucket) or _vector_config(
+        state, n_heads, at, bucket
+    )
+    split, merge = attention.rope_attention_of(launch, at, bucket, config)
     given, merged = split.arguments, merge.arguments
     assert isinstance(given, RopeAttentionArguments)
     assert isinstance(merged, AttentionMergeArguments)
@@ -76,33 +78,35 @@ def rope_attention(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
         out=merged.out,
         arrived=at.counters.take(bucket.tokens * n_groups),
     )
-    tiles = bucket.tiles(dict(cut.defines).get("TILE_TOKENS", 1))
+    tiles = bucket.tiles(dict(config.defines).get("TILE_TOKENS", 1))
     defines = (*split.kernel.defines, ("ONE_TOKEN", int(bucket.tokens == 1)))
-    kernel = replace(split.kernel, defines=defines, shared_bytes=_shared_bytes(state, cut))
+    kernel = replace(split.kernel, defines=defines, shared_bytes=_shared_bytes(state, config))
     return [Dispatch(kernel, arguments, (n_splits, n_groups, tiles))]
 
 
 def _suits_matrices(state: KVState) -> bool:
-    """Return whether the kernel for tensor cores takes the heads of `state`."""
+    """Return whether the kernel for tensor cores supports the heads of `state`."""
     wide = max(state.head_dim, state.head_dim_v)
     return (
         state.head_dim % 32 == state.head_dim_v % 64 == 0 and wide <= MAX_DIM and not state.v_from_k
     )
 
 
-def _shared_bytes(state: KVState, cut: Cut) -> int:
+def _shared_bytes(state: KVState, config: DecodeConfig) -> int:
     """Return the shared memory of a block for prepared heads and, later, for sums of its warps."""
-    if cut.kernel != "attention_decode":
+    if config.kernel != "attention_decode":
         return 0
-    defines = dict(cut.defines)
-    warps, rows = defines["WAVES"], defines.get("TILE_TOKENS", 1) * cut.each
+    defines = dict(config.defines)
+    warps, rows = defines["WAVES"], defines.get("TILE_TOKENS", 1) * config.heads
     width = max(state.head_dim, state.head_dim_v)
     slots = rows + 2 * defines.get("MOST_OWN", 1)  # of prepared heads
     return 4 * max(warps * rows * state.head_dim_v, slots * ceil_div(width, 128) * 128)
 
 
-def matrix_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> Cut | None:
-    """Return how to divide attention on tensor cores, None if the heads do not suit them."""
+def tensor_core_config(
+    state: KVState, n_heads: int, at: Addresses, bucket: Bucket
+) -> DecodeConfig | None:
+    """Return the configuration for tensor cores, None if they do not support the heads."""
     wide, features = max(state.head_dim, state.head_dim_v), at.features
     if not _suits_matrices(state) or features.batch_invariant:
         return None
@@ -136,15 +140,15 @@ def matrix_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> C
     defines = (*defines, ("WAVES", warps))
     if is_cluster and splits > 1:
         defines = (*defines, ("CLUSTER", splits))
-    return Cut("attention_decode", ceil_div(repeats, parts), splits, defines)
+    return DecodeConfig("attention_decode", ceil_div(repeats, parts), splits, defines)
 
 
-def _vector_cut(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> Cut:
-    """Return how to divide attention with vector arithmetic; short splits have more warps."""
-    cut = attention.few_cut(state, n_heads, at, bucket, splits_few=True)
-    defines = dict(cut.defines) | {"AT_ONCE": AT_ONCE}
-    sum_bytes = 4 * SHORT_WAVES * cut.each * state.head_dim_v
-    split_keys = attention.visible_keys(state, bucket) // cut.splits
+def _vector_config(state: KVState, n_heads: int, at: Addresses, bucket: Bucket) -> DecodeConfig:
+    """Return the configuration with vector arithmetic; short splits have more warps."""
+    config = attention.decode_config(state, n_heads, at, bucket, splits_few=True)
+    defines = dict(config.defines) | {"AT_ONCE": AT_ONCE}
+    sum_bytes = 4 * SHORT_WAVES * config.heads * state.head_dim_v
+    split_keys = attention.visible_keys(state, bucket) // config.splits
     if split_keys <= SHORT_SPLIT and sum_bytes <= MAX_SUM_BYTES:
         defines["WAVES"] = SHORT_WAVES
-    return replace(cut, defines=tuple(defines.items()))
+    return replace(config, defines=tuple(defines.items()))
