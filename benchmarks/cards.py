@@ -1,11 +1,11 @@
-"""Measure a model on one card, and divided over several by layer and by tensor.
+"""Measure a model on one GPU, and divided over several by layer and by tensor.
 
     python benchmarks/cards.py [results.json] [--devices cuda:0,cuda:1] [--shapes qwen3-8b ...]
 
 For each shape it writes a file with random weights to --folder. Each division runs in a process of
 its own, and --rounds alternate between them. A run measures prompts and answers through the engine,
 as the server runs them: the seconds of a prompt with one token of answer, and the tokens/s of an
-answer after its first tokens, sampled on the device. It compares the tokens with those of one card.
+answer after its first tokens, sampled on the device. It compares the tokens with those of one GPU.
 The last line of output is one JSON object.
 """
 
@@ -90,7 +90,7 @@ def show(name: str, run: dict[str, Any], want: list[int]) -> None:
     print(
         f"{name} {run['split']:6} prompts {', '.join(rates)} tokens, decode "
         f"{statistics.median(run['decode_tokens_per_s']):.1f} tokens/s, {same} of {len(want)} "
-        f"tokens as on one card; {run['program']}, steps of {run['step_tokens']}"
+        f"tokens as on one GPU; {run['program']}, steps of {run['step_tokens']}"
     )
     sys.stdout.flush()
 

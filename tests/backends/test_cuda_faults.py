@@ -70,11 +70,11 @@ def test_a_driver_that_does_not_start(
         driver.driver.__wrapped__()
 
 
-def test_a_card_that_another_process_has_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_another_process_uses_exclusively(monkeypatch: pytest.MonkeyPatch) -> None:
     card = FakeDriver(idle=True)
     with (
         card.failing("DEVICE_UNAVAILABLE", "cuDevicePrimaryCtxRetain"),
-        pytest.raises(DeviceError, match=r"another process has the card.*=DEFAULT"),
+        pytest.raises(DeviceError, match=r"another process uses the GPU exclusively.*=DEFAULT"),
     ):
         install(monkeypatch, card)
 
@@ -159,7 +159,7 @@ def test_memory_of_a_lost_device_is_given_up_without_an_error(fake: FakeDriver) 
     llm = LLM(MODEL, backend="cuda", context=128)
     calls = ("cuEventSynchronize", "cuGraphLaunch", "cuMemFree", "cuCtxSetCurrent")
     with fake.failing("ECC_UNCORRECTABLE", *calls):
-        with pytest.raises(DeviceLostError, match="the card has a memory fault"):
+        with pytest.raises(DeviceLostError, match="the GPU has a memory fault"):
             tokens(llm, [5, 6, 7])
         llm.close()
         del llm

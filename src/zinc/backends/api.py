@@ -39,7 +39,7 @@ class ByteReader(Protocol):
     def n_bytes(self) -> int: ...
 
     def read_into(self, target: npt.NDArray[np.uint8], start: int = 0) -> None:
-        """Fill `target` with the bytes from `start` on. Raises FormatError."""
+        """Fill `target` with the bytes starting at `start`. Raises FormatError."""
         ...
 
 
@@ -62,9 +62,9 @@ class TensorData:
     def read_part(
         self, start: int, n_bytes: int, scratch: npt.NDArray[np.uint8]
     ) -> npt.NDArray[np.uint8]:
-        """Return `n_bytes` from `start` on. They may be in `scratch`, which is at least as long.
+        """Return `n_bytes` starting at `start`, possibly as a view of `scratch`.
 
-        Raises FormatError if they cannot be read.
+        `scratch` has at least `n_bytes`. Raises FormatError if they cannot be read.
         """
         if isinstance(self.source, np.ndarray):
             return self.source[start : start + n_bytes]
@@ -356,7 +356,7 @@ class SplitDevices:
 
     @property
     def are_alike(self) -> bool:
-        """Whether the devices compute the same bits: same cards and drivers, or the same CPU."""
+        """Whether the devices compute the same bits: same GPUs and drivers, or the same CPU."""
         pairs = zip(self.devices, self.memories, strict=True)
         return len({device.describe().removeprefix(name) for device, name in pairs}) == 1
 

@@ -166,16 +166,16 @@ class Peers:
                 PeerTable(
                     mailboxes=_addresses(mailboxes),
                     flags=_addresses(flags),
-                    rounds=rounds[card].address,
-                    cards=n,
-                    card=card,
+                    rounds=rounds[gpu].address,
+                    n_gpus=n,
+                    gpu=gpu,
                 ),
             )
-            for card, host in enumerate(hosts)
+            for gpu, host in enumerate(hosts)
         ]
         for host, buffer in zip(hosts, rounds, strict=True):
-            # Wait until the flags are cleared. A card may still run steps of another program, and
-            # clearing after those steps would erase flags that other cards have set meanwhile.
+            # Wait until the flags are cleared. A GPU may still run steps of another program, and
+            # clearing after those steps would erase flags that its peers have set meanwhile.
             host.read(buffer, 0, 4)
         self._buffers = (*mailboxes, *flags, *rounds)
 

@@ -46,7 +46,7 @@ def test_a_lost_device_ends_streams_with_the_cause_and_the_server_stops(fake: Fa
             assert stream.status == 200
             assert len(stream.events) > 1
             message = stream.events[-1]["error"]["message"]
-            assert message.startswith("the CUDA device was lost: the card has a memory fault")
+            assert message.startswith("the CUDA device was lost: the GPU has a memory fault")
             assert "start zinc again" in message
             for _ in range(2):
                 later = ask(server)

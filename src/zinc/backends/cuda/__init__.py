@@ -1,7 +1,7 @@
 """The CUDA backend: kernels in CUDA C++, recorded into CUDA graphs.
 
-It needs a driver of NVIDIA and the packages of the extra `cuda`: bindings to the driver, and NVRTC,
-which compiles the kernels for the card. No CUDA toolkit is needed.
+It needs NVIDIA's driver and the packages of the extra `cuda`: bindings to the driver, and NVRTC,
+which compiles the kernels for the GPU. No CUDA toolkit is needed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CudaKernels(GpuKernels):
 
 
 class CudaBackend(CudaKernels, GpuBackend):
-    """The CUDA backend on one card."""
+    """The CUDA backend on one GPU."""
 
     host: CudaHost
     compiles_ahead = True
@@ -103,17 +103,17 @@ class CudaBackend(CudaKernels, GpuBackend):
         self._uploader.upload(data, n_rows, weight.cols, place)
 
     def reaches(self, devices: Sequence[Backend]) -> bool:
-        """Return whether `devices` are cards that can write each other's memory."""
+        """Return whether `devices` are CUDA GPUs that can write each other's memory."""
         from zinc.backends.cuda import peers
 
-        cards = _cards(devices)
-        if len(cards) < len(devices) or len(cards) > MAX_PEERS:
+        gpus = _cuda_backends(devices)
+        if len(gpus) < len(devices) or len(gpus) > MAX_PEERS:
             return False
-        return peers.connect([card.host for card in cards])
+        return peers.connect([gpu.host for gpu in gpus])
 
     def link(self, devices: Sequence[Backend], plan: SplitPlan, cache: Cache) -> PeerProgram:
-        """Return a program whose cards exchange rows by themselves."""
-        return peer_program(_cards(devices), plan, cache)
+        """Return a program whose GPUs exchange rows without the host."""
+        return peer_program(_cuda_backends(devices), plan, cache)
 
     def measure(self) -> Roofline:
         from zinc.backends.cuda import limits
@@ -121,13 +121,13 @@ class CudaBackend(CudaKernels, GpuBackend):
         return limits.measure(self.host)
 
 
-def _cards(devices: Sequence[Backend]) -> list[CudaBackend]:
+def _cuda_backends(devices: Sequence[Backend]) -> list[CudaBackend]:
     return [cast(CudaBackend, x) for x in devices if isinstance(x, CudaBackend)]
 
 
 @functools.cache
 def host_of(index: int) -> CudaHost:
-    """Return the host of card `index`, which all backends on it share. Raises DeviceError."""
+    """Return the host of GPU `index`, which all backends on it share. Raises DeviceError."""
     from zinc.backends.cuda.host import CudaHost
 
     return CudaHost(candidates()[index])

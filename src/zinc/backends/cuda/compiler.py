@@ -73,12 +73,12 @@ def nvrtc() -> Any:
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """Return the newest architecture that NVRTC supports and a card of `capability` runs.
+    """Return the newest architecture that NVRTC supports and a GPU of `capability` runs.
 
     From capability 9.0 on it is an architecture-specific one, such as "sm_90a", if NVRTC knows it.
     Then kernels may use instructions that other generations lack, such as wgmma. Cached code never
-    runs on another generation, because its cache name has the architecture. Raises DeviceError if
-    there is none.
+    runs on another generation, because the name of a cache entry contains the architecture. Raises
+    DeviceError if there is none.
     """
     supported = _value(nvrtc().nvrtcGetSupportedArchs())
     wanted, oldest = 10 * capability[0] + capability[1], 10 * capability[0]

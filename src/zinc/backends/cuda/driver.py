@@ -22,7 +22,7 @@ PACKAGES_HINT = f"install it with: {install_command(CUDA)}"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A card of this machine. `missing` lists the requirements of zinc that it does not meet."""
+    """A GPU of this machine. `missing` lists the requirements of zinc that it does not meet."""
 
     index: int
     handle: Any
@@ -69,7 +69,7 @@ def checked(result: tuple[Any, ...], call: str) -> Any:
 
 
 def candidates() -> list[Candidate]:
-    """Return the cards of this machine, in the driver's order. Raises DeviceError."""
+    """Return the GPUs of this machine, in the driver's order. Raises DeviceError."""
     cuda = driver()
     count = checked(cuda.cuDeviceGetCount(), "cuDeviceGetCount")
     version = checked(cuda.cuDriverGetVersion(), "cuDriverGetVersion")
@@ -77,7 +77,7 @@ def candidates() -> list[Candidate]:
 
 
 def choose(wanted: str = "") -> Candidate:
-    """Return the card with the number or name `wanted`, by default the first that can run zinc.
+    """Return the GPU with the number or name `wanted`, by default the first that can run zinc.
 
     Raises DeviceError if there is none, or if it cannot run zinc.
     """
@@ -122,7 +122,7 @@ def _candidate(cuda: Any, index: int, version: int) -> Candidate:
 
 
 def missing(capability: tuple[int, int], version: int) -> tuple[str, ...]:
-    """Return what a card with this compute capability and driver version lacks."""
+    """Return the requirements that a GPU of this compute capability and driver does not meet."""
     lacks = []
     if capability < OLDEST_CAPABILITY:
         lacks.append(f"compute capability 8.0 (it has {capability[0]}.{capability[1]})")

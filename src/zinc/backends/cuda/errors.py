@@ -19,18 +19,18 @@ LOST = {
     "LAUNCH_TIMEOUT": "a kernel ran longer than the system allows",
     "MISALIGNED_ADDRESS": "a kernel failed",
     "TENSOR_MEMORY_LEAK": "a kernel failed",
-    "CONTAINED": "the card has a memory fault",
-    "ECC_UNCORRECTABLE": "the card has a memory fault",
-    "NVLINK_UNCORRECTABLE": "the connection between cards has a fault",
-    "CONTEXT_IS_DESTROYED": "the driver reset the card",
-    "EXTERNAL_DEVICE": "the driver reset the card",
-    "MPS_CLIENT_TERMINATED": "the driver's server for several processes ended it",
+    "CONTAINED": "the GPU has a memory fault",
+    "ECC_UNCORRECTABLE": "the GPU has a memory fault",
+    "NVLINK_UNCORRECTABLE": "the NVLink connection between GPUs has a fault",
+    "CONTEXT_IS_DESTROYED": "the driver reset the GPU",
+    "EXTERNAL_DEVICE": "the driver reset the GPU",
+    "MPS_CLIENT_TERMINATED": "the MPS server ended this process's work",
     "UNKNOWN": "the driver does not answer",
 }
-# Errors that a user can mend: why, and what to do next.
-MENDABLE = {
+# Errors that a user can fix: why, and what to do next.
+FIXABLE = {
     "DEVICE_UNAVAILABLE": (
-        "another process has the card to itself, or its compute mode forbids all",
+        "another process uses the GPU exclusively, or its compute mode is Prohibited",
         "end that process, or set the mode with 'nvidia-smi --compute-mode=DEFAULT'",
     ),
     "NO_BINARY_FOR_GPU": ("the driver cannot run this code", DRIVER_HINT),
@@ -46,10 +46,11 @@ MENDABLE = {
 def error_of(status: str, call: str) -> ZincError:
     """Return the error for a driver call that returned `status`, such as CUDA_ERROR_UNKNOWN."""
     name = status.removeprefix("CUDA_ERROR_")
-    told = f"{call} returned {status}"
+    returned = f"{call} returned {status}"
     if name == "OUT_OF_MEMORY":
-        return out_of_memory(told)
+        return out_of_memory(returned)
     if name in LOST:
-        return DeviceLostError("CUDA", f"{LOST[name]} ({told})")
-    why, hint = MENDABLE.get(name, ("", f"start zinc again, or {DRIVER_HINT}"))
-    return DeviceError("the GPU reported an error", f"{why} ({told})" if why else told, hint)
+        return DeviceLostError("CUDA", f"{LOST[name]} ({returned})")
+    why, hint = FIXABLE.get(name, ("", f"start zinc again, or {DRIVER_HINT}"))
+    what = "the GPU reported an error"
+    return DeviceError(what, f"{why} ({returned})" if why else returned, hint)

@@ -1,6 +1,6 @@
 """Dispatches recorded as a CUDA graph, which is launched again for each step.
 
-Kernels use programmatic dependent launch if the card supports it. A kernel then starts while the
+Kernels use programmatic dependent launch if the GPU supports it. A kernel then starts while the
 last blocks of the kernel before it still run. It loads weights first, and waits for the end of the
 earlier kernel before it reads its inputs (`waitForInputs` in kernels/prelude.cuh).
 """

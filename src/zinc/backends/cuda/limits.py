@@ -1,4 +1,4 @@
-"""Measurement of a card's read bandwidth and of its int8 operations a second.
+"""Measurement of a GPU's read bandwidth and of its int8 operations per second.
 
 Speeds are reported as a share of these limits.
 """

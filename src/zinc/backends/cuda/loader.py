@@ -15,7 +15,7 @@ from zinc.backends.cuda.driver import checked
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.host import Progress
 
-PORTABLE_CLUSTER = 8  # blocks of a cluster that every card with clusters can run
+PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters can run
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Access of CUDA cards to each other's memory."""
+"""Peer access: CUDA GPUs that can write each other's memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ALREADY = "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"
 
 
 def connect(hosts: Sequence[CudaHost]) -> bool:
-    """Let each card write the memory of all others. Return False if one of them cannot.
+    """Enable peer access between all GPUs of `hosts`. Return False if a pair does not support it.
 
     Raises DeviceError.
     """

@@ -38,7 +38,7 @@ from zinc.ops.penalties import PENALTY_PARAMS
 from zinc.ops.step import SAMPLE_PARAMS
 
 MAX_TABLES = 8
-MAX_PEERS = 8  # cards that exchange rows
+MAX_PEERS = 8  # GPUs that exchange rows
 EXCHANGE_BLOCKS = 64  # most blocks of an exchange, each with a flag
 _DTYPES = {
     np.dtype("<i4"): I32,
@@ -249,7 +249,7 @@ class GemvArguments(Struct):
 
 
 class ExpertArguments(Struct):
-    """Arguments of products of slots with the experts that they chose."""
+    """Arguments of products of slots with their selected experts."""
 
     step: StepAddress
     w: Annotated[Matrix, "[experts, rows, cols]"]
@@ -509,7 +509,7 @@ class DeltaChunkArguments(_DeltaArguments):
 
 
 class DeltaStepArguments(Struct):
-    """Arguments of convolution, delta rule and gated norm of one token a sequence."""
+    """Arguments of convolution, delta rule and gated norm of one token per sequence."""
 
     step: StepAddress
     x: Bytes
@@ -613,7 +613,7 @@ class SelectedAttentionArguments(AttentionArguments):
 
 
 class RopeAttentionArguments(Struct):
-    """Arguments of attention of few tokens that prepares and stores its own heads first."""
+    """Arguments of attention of few tokens that first normalises, rotates and stores its heads."""
 
     step: StepAddress
     q: Bytes
@@ -651,7 +651,7 @@ class DecodeAttentionArguments(RopeAttentionArguments):
     sinks: Floats
     out: Bytes
     arrived: Annotated[
-        Uints, "splits that have ended, for each token and group of heads; 0 between steps"
+        Uints, "splits that have finished, for each token and group of heads; 0 between steps"
     ]
 
 
@@ -681,7 +681,7 @@ class AttentionTileArguments(Struct):
 
 
 class AttentionMmaArguments(Struct):
-    """Arguments of attention of tiles of queries, whose keys may be split."""
+    """Arguments of tiled attention on tensor cores, whose keys may be split."""
 
     step: StepAddress
     q: Bytes
@@ -707,7 +707,7 @@ class AttentionMmaArguments(Struct):
 
 
 class SelectedMmaArguments(AttentionMmaArguments):
-    """Arguments of attention of tiles of queries of one token to selected positions."""
+    """Arguments of tiled attention to selected positions. A tile has queries of one token."""
 
     selected: Annotated[Bytes, "ascending positions of each token, then -1"]
     selected_stride: U32
@@ -737,14 +737,14 @@ class RouteArguments(Struct):
 
 
 class RouteExpertsArguments(RouteArguments):
-    """Arguments of the choice of experts of one token, whose slots are sorted too."""
+    """Arguments of the kernel that routes one token and sorts its slots by expert."""
 
     order: Annotated[Floats, "slots sorted by expert"]
     starts: Annotated[Floats, "first position in order of each expert"]
 
 
 class NormRouteArguments(Struct):
-    """Arguments of the norm of a token, the router, and the choice of its experts."""
+    """Arguments of the kernel that normalises and routes one token."""
 
     step: StepAddress
     x: Bytes
@@ -760,7 +760,7 @@ class NormRouteArguments(Struct):
     routes: Annotated[Floats, "top_k expert ids, then top_k weights"]
     order: Annotated[Floats, "slots sorted by expert"]
     starts: Annotated[Floats, "first position in order of each expert"]
-    arrived: Annotated[Uints, "workgroups that have ended; 0 between steps"]
+    arrived: Annotated[Uints, "workgroups that have finished; 0 between steps"]
     n_gates: U32
     eps: F32
     scale: F32
@@ -785,7 +785,7 @@ class IndexScoresArguments(Struct):
     q: Annotated[Bytes, "index queries"]
     weights: Annotated[Bytes, "of the index heads"]
     keys: Annotated[Bytes, "index keys"]
-    scores: Annotated[Floats, "of all positions, a row for each token from `first` on"]
+    scores: Annotated[Floats, "of all positions, a row for each token starting at `first`"]
     q_stride: U32
     weights_stride: U32
     key_block: Annotated[U32, "bytes of a block of keys"]
@@ -802,7 +802,7 @@ class SelectKeysArguments(Struct):
     """Arguments of the selection of the positions with the largest scores."""
 
     step: StepAddress
-    scores: Annotated[Floats, "of all positions, a row for each token from `first` on"]
+    scores: Annotated[Floats, "of all positions, a row for each token starting at `first`"]
     out: Bytes
     scores_stride: Annotated[U32, "numbers"]
     out_stride: U32
@@ -848,19 +848,19 @@ class PackArguments(Struct):
 
 
 class PeerTable(Struct):
-    """Addresses by which a card reaches all cards that it exchanges rows with, and itself."""
+    """Addresses through which a GPU reaches its peers and itself."""
 
     mailboxes: Annotated[tuple[int, ...], array(pointer("uint8_t"), MAX_PEERS)]
     flags: Annotated[tuple[int, ...], array(pointer("uint", "uint32_t"), MAX_PEERS)]
-    rounds: Annotated[Uints, "exchanges that each block has ended with each card"]
-    cards: U32
-    card: Annotated[U32, "its own number"]
+    rounds: Annotated[Uints, "exchanges that each block has completed with each GPU"]
+    n_gpus: U32
+    gpu: Annotated[U32, "index of this GPU"]
 
 
 class ExchangeArguments(Struct):
-    """Arguments of the kernel that exchanges rows between cards.
+    """Arguments of the kernel that exchanges rows between GPUs.
 
-    participants, senders, receivers: a bit for each card.
+    participants, senders, receivers: a bit for each GPU.
     """
 
     step: StepAddress

@@ -1,13 +1,13 @@
-// Flags in the memory of several cards, which write each other's memory.
+// Flags through which GPUs with peer access synchronise.
 
 #pragma once
 
 #include "prelude.cuh"
 
-#define PEER_TIMEOUT_NS 20000000000ull // after which a card is given up
+#define PEER_TIMEOUT_NS 20000000000ull // the kernel fails if a peer is later
 
-/// Writes `value` to a flag in the memory of any card, after all writes of the block so far.
-/// `__syncthreads` comes before it.
+/// Writes `value` to a flag in the memory of any GPU, after all earlier writes of the block.
+/// The block calls `__syncthreads` first.
 DEVICE void setFlag(uint* flag, uint value)
 {
 #ifdef ZINC_EMULATED
@@ -21,9 +21,8 @@ DEVICE void setFlag(uint* flag, uint value)
 /// Returns whether a flag has reached `value`. Values only grow, and may wrap around.
 DEVICE bool hasReached(uint found, uint value) { return int(found - value) >= 0; }
 
-/// Waits until another card has set a flag to `value`. That card may already have set it to the next
-/// one. After `__syncthreads` the block sees what the card wrote before. The kernel fails if the card
-/// does not set it in time.
+/// Waits until a peer has set a flag to `value` or to the next value. After `__syncthreads` the block
+/// sees what the peer wrote before. The kernel fails after PEER_TIMEOUT_NS.
 DEVICE void awaitFlag(uint* flag, uint value)
 {
 #ifdef ZINC_EMULATED

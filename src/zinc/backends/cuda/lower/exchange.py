@@ -1,4 +1,4 @@
-"""Lowering of exchanges of rows between cards (zinc.gpu.peers)."""
+"""Lowering of exchanges of rows between GPUs (zinc.gpu.peers)."""
 
 from __future__ import annotations
 
