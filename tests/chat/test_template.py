@@ -211,7 +211,7 @@ def test_values_reach_the_template_unchanged():
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), b"x", datetime(2000, 1, 1), [{"a": {1}}]])
 def test_only_plain_data_is_rendered(value):
-    with pytest.raises(RequestError, match="cannot be given a"):
+    with pytest.raises(RequestError, match="cannot take a"):
         render("{{ v }}", v=value)
 
 

@@ -113,7 +113,7 @@ def test_a_failure_is_one_line(
 def test_an_address_without_scheme_or_host_is_wrong_usage(zinc, command, url) -> None:
     result = zinc(*command, "--url", url)
     assert result.status == 2
-    assert f"--url: {url!r} is no address such as http://127.0.0.1:8080." in result.err
+    assert f"--url: {url!r} is not an address such as http://127.0.0.1:8080." in result.err
 
 
 def test_a_model_that_the_server_lacks_is_an_error(

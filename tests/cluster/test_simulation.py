@@ -273,7 +273,7 @@ def test_the_command_prints_a_table_and_json(bench, capsys, tmp_path):
     [
         ([], 2, "name a result of `zinc bench MODEL --json`"),
         (["1.json", "--routers", "best"], 2, "'best' is not one of random, load, prefix"),
-        (["1.json", "--replicas", "0"], 2, "'0' is not a whole number from 1"),
+        (["1.json", "--replicas", "0"], 2, "'0' is not a whole number of at least 1"),
         (["1.json", "--rate", "0"], 2, "--rate 0 sends no requests"),
         (["1.json"], 1, "zinc: 1.json is not a result of `zinc bench`"),
         (["2.json"], 1, "zinc: cannot read 2.json: No such file or directory. Check the path."),

@@ -233,7 +233,7 @@ def test_ps_lists_the_models_of_a_server(zinc, hub):
     status, _, err = zinc("ps", "--url", "http://127.0.0.1:9")
     assert status == 1
     assert err.count("127.0.0.1") == 1
-    assert "is no address" in zinc("ps", "--url", "nonsense")[2]
+    assert "is not an address" in zinc("ps", "--url", "nonsense")[2]
     assert "answers with status 404" in zinc("ps", "--url", hub.url)[2]
 
 

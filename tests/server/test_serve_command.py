@@ -110,7 +110,7 @@ def test_wrong_options(argv, capsys):
     ("number", "hint"),
     [
         (errno.EADDRINUSE, "Choose another --port, or stop what uses it."),
-        (errno.EACCES, "Choose a --port from 1024 on: lower ones need privileges."),
+        (errno.EACCES, "Choose a --port of at least 1024: lower ones need privileges."),
         (errno.EADDRNOTAVAIL, "Choose a --host that is an address of this machine."),
     ],
 )

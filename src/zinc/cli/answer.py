@@ -112,7 +112,7 @@ def show(
             write(parser.finish())
     finally:
         try:
-            printer.end()  # raises BrokenPipeError when the reader has gone
+            printer.end()  # raises BrokenPipeError if the reader has closed stdout
         finally:
             if (close := getattr(chunks, "close", None)) is not None:
                 close()  # cancels the request while the engine still exists

@@ -15,17 +15,17 @@ class UsageError(Exception):
 
 
 def natural(text: str) -> int:
-    """Return a whole number from 0."""
+    """Return a whole number of at least 0."""
     return _whole(text, 0)
 
 
 def count(text: str) -> int:
-    """Return a whole number from 1."""
+    """Return a whole number of at least 1."""
     return _whole(text, 1)
 
 
 def at_least_two(text: str) -> int:
-    """Return a whole number from 2."""
+    """Return a whole number of at least 2."""
     return _whole(text, 2)
 
 
@@ -35,28 +35,28 @@ def _whole(text: str, least: int) -> int:
     except ValueError:
         number = least - 1
     if number < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return number
 
 
 def quantity(text: str) -> float:
-    """Return a number from 0, which need not be whole."""
+    """Return a number of at least 0, which need not be whole."""
     try:
         number = float(text)
     except ValueError:
         number = -1.0
     if not 0 <= number < 1e12:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return number
 
 
 def token_limit(text: str) -> int | None:
-    """Return a number of tokens from 0; None, no limit, for the -1 and -2 of other programs."""
+    """Return a number of tokens; None (no limit) for -1 and -2, which other programs take."""
     return None if text in ("-1", "-2") else natural(text)
 
 
 def context(text: str) -> int | None:
-    """Return a number of tokens from 1; None, the default, for the 0 of llama.cpp."""
+    """Return a number of tokens; None (the default) for 0, which llama.cpp takes."""
     return None if text == "0" else count(text)
 
 
@@ -89,7 +89,9 @@ def shares(text: str) -> tuple[float, ...]:
 def address(text: str) -> str:
     """Return the address of a server, without a slash at its end."""
     if re.fullmatch(r"https?://[^/\s][^\s]*", text) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no address such as http://127.0.0.1:8080")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not an address such as http://127.0.0.1:8080"
+        )
     return text.rstrip("/")
 
 
@@ -99,6 +101,8 @@ def text_argument(value: str, name: str) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise RequestError(
-            f"{name} is not UTF-8 text", f"character {error.start + 1} is none", "convert it first"
+            f"{name} is not UTF-8 text",
+            f"character {error.start + 1} is not valid",
+            "convert it to UTF-8 first",
         ) from error
     return value

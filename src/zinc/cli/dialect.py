@@ -1,9 +1,9 @@
-"""Commands and options of llama.cpp, Ollama and vLLM under the names that they have there.
+"""The options and commands of llama.cpp, Ollama and vLLM.
 
-`translate` rewrites a command line before it is parsed. An option that zinc has under another name
-is renamed, one that cannot change anything here is left out with a note, and one whose effect zinc
-does not have is an error of the parser. Options that a command has under the same name are never
-touched.
+`translate` rewrites a command line before it is parsed. It renames options that zinc has under
+another name, leaves out those that would change nothing, with a note, and keeps those whose effect
+zinc does not have, which the parser then refuses. Options that a command has under the same name
+are never touched.
 
 `ls` is a command, as in Ollama. For other commands that zinc lacks, `instead` says what to do.
 """

@@ -220,7 +220,11 @@ def _chosen(model: str | None, names: list[str]) -> str:
         return names[0]
     if model not in names:
         known = ", ".join(names[:10])
-        raise RequestError(f"the server has no model {model!r}", f"its models are {known}")
+        raise RequestError(
+            f"the server has no model {model!r}",
+            f"its models are {known}",
+            "name one of them with --model",
+        )
     return model
 
 
@@ -282,4 +286,8 @@ def _address(process: subprocess.Popen[bytes], log: IO[str]) -> str:
             last = text.strip().splitlines()[-1:] or ["it wrote no message"]
             raise ZincError("the server did not start", last[0].removeprefix("zinc: "))
         time.sleep(0.05)
-    raise ZincError("the server did not start", f"it was not ready after {_LOAD_S:.0f} s")
+    raise ZincError(
+        "the server did not start",
+        f"it was not ready after {_LOAD_S:.0f} s",
+        "start it with `zinc serve`, and name its address with --url",
+    )

@@ -1,7 +1,7 @@
-"""The program `zinc`: find the command, run it, turn every failure into one line.
+"""The program `zinc`: find the command, run it, report every failure in one line.
 
 Exit status: 0 done, 1 failed (`zinc: what: why. Hint.` on stderr), 2 wrong usage, 130 interrupted,
-141 if the reader of our output has gone (as a shell reports for SIGPIPE).
+141 if the reader of stdout has closed it (as a shell reports for SIGPIPE).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def command(name: str) -> Command:
 def build_parser(selected: str | None = None) -> Parser:
     """Return the parser of the command `selected` alone, or of all commands.
 
-    If `selected` is no command, the commands have no arguments: no module of one is imported.
+    If `selected` is not a command, no module of a command is imported, and none has arguments.
     """
     parser = Parser(
         prog="zinc",
@@ -94,10 +94,10 @@ def _epilog() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit status. Never raises what a user can cause.
+    """Run a command line and return its exit status. Errors of users are never raised.
 
-    If output cannot be written, the command ends quietly when the reader has gone, and with one
-    line otherwise.
+    If output cannot be written, the command ends quietly if the reader of stdout has closed it, and
+    with a one-line error otherwise.
     """
     with standard_streams():
         try:
@@ -128,7 +128,7 @@ def _main(argv: list[str]) -> int:
     if argv[0] not in COMMANDS and not argv[0].startswith("-"):
         sys.stderr.write(usage_error("zinc", _no_command(argv[0]), see_help=True))
         return USAGE
-    # If `selected` is no command, the parser reports it without importing any.
+    # If the first word is an option, the parser handles it without importing any command.
     parser = build_parser(argv[0])
     try:
         words = _translated(argv, parser)

@@ -45,7 +45,7 @@ def rope_scaling(args: argparse.Namespace) -> RopeScaling | None:
 
 
 def lora(args: argparse.Namespace) -> tuple[AdapterOption, ...]:
-    """Return the adapters of --lora. Raises RequestError for a scale that is no number."""
+    """Return the adapters of --lora. Raises RequestError for a scale that is not a number."""
     from zinc.engine.load.options import AdapterOption
 
     found = []

@@ -70,5 +70,6 @@ def _models(url: str, api_key: str | None) -> list[dict[str, Any]]:
         why = str(error).removeprefix(f"{urlsplit(url).netloc}: ")
         raise RequestError(f"no server answers at {url}", why, hint) from None
     except (ValueError, KeyError, TypeError, DownloadError) as error:
-        raise RequestError(f"{url} is not a zinc server", str(error)) from None
+        hint = "name the address of `zinc serve` with {url}"
+        raise RequestError(f"{url} is not a zinc server", str(error), hint) from None
     return [entry for entry in found if isinstance(entry, dict)]

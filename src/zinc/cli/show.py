@@ -75,7 +75,6 @@ def _remote(name: HubName) -> tuple[dict[str, Any], str]:
     """Return the quantisations of a repository, as JSON values and as text. Raises a ZincError."""
     from zinc.cli import downloads
     from zinc.hub.choice import choose
-    from zinc.hub.errors import ModelNameError
     from zinc.hub.events import ignore
     from zinc.hub.huggingface import Hub
     from zinc.hub.variants import variants_of
@@ -84,7 +83,7 @@ def _remote(name: HubName) -> tuple[dict[str, Any], str]:
     repository = hub.repository(name, ignore)
     variants = variants_of(repository.files)
     if not variants:
-        raise ModelNameError(f"{name.repo} has no GGUF files")
+        raise hub.no_gguf_files(name)
     check = downloads.fit_check(hub, repository, variants)
     fits = [check(variant) for variant in variants]
     best = None

@@ -23,7 +23,7 @@ class StepMaker:
         self._scales = None if use is None else np.array([use.scales], np.float32)
 
     def step(self, ids: Sequence[int], position: int, *, outputs: int, sequence: int = 0) -> Step:
-        """Return a step of `ids` from `position` on, with logits for the last `outputs` ids."""
+        """Return a step of `ids` starting at `position`, with logits for the last `outputs` ids."""
         return self._step(np.array([ids], np.int32), position, outputs, sequence)
 
     def together(self, ids: Sequence[int], position: int) -> Step:
@@ -31,7 +31,7 @@ class StepMaker:
         return self._step(np.array(ids, np.int32)[:, None], position, 1, 0)
 
     def _step(self, ids: IntArray, position: int, outputs: int, first: int) -> Step:
-        """Return a step for `ids` [sequences, tokens] of the sequences from `first` on."""
+        """Return a step for `ids` [sequences, tokens] of the sequences starting at `first`."""
         n, tokens = ids.shape
         if position + tokens > self._context:
             last = position + tokens

@@ -298,7 +298,7 @@ def _architecture_table(found: Support) -> tuple[tuple[str, ...], Rows]:
             for missing in (arch.missing[name] for name in backends)
         ]
         rows.append((arch.name, ", ".join(own) or NONE, *cells))
-    return ("architecture", "kernels beside the common ones", *backends), rows
+    return ("architecture", "additional kernels", *backends), rows
 
 
 def _markdown_table(header: Sequence[str], rows: Rows) -> str:

@@ -32,7 +32,11 @@ def read_file(path: str) -> str:
 def _read(file: BinaryIO, name: str) -> str:
     data = file.read(MAX_TEXT_BYTES + 1)
     if len(data) > MAX_TEXT_BYTES:
-        raise RequestError(f"{name} is too large", f"it has more than {MAX_TEXT_BYTES:,} bytes")
+        raise RequestError(
+            f"{name} is too large",
+            f"it has more than {MAX_TEXT_BYTES:,} bytes",
+            "split it into smaller texts",
+        )
     try:
         # A byte order mark is not part of the prompt.
         return data.decode("utf-8-sig")

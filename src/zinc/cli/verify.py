@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
         raise RequestError(
             f"--tokens {args.tokens} is too large",
             f"the prompt is one step of at most {BATCH_TOKENS} tokens",
+            f"use --tokens {BATCH_TOKENS} or less",
         )
     report: dict[str, Any] = {}
     wrong = _test_kernels(args, report) if args.kernels else None

@@ -48,7 +48,7 @@ class Window:
 
         @cache
         def encode(first: int) -> list[int] | None:
-            """Return the ids from message `first` on, None when there are too many to encode."""
+            """Return the ids of all messages starting at `first`, None if there are too many."""
             try:
                 return self._llm.render([*head, *messages[first:]], **self._template_args)
             except RequestError:

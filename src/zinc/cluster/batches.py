@@ -62,8 +62,9 @@ def batch(
     of Ray if an engine cannot start.
     """
     check_ray()
-    if replicas < 1 or in_flight < 1:
-        raise RequestError("replicas and in_flight are whole numbers from 1")
+    for name, value in (("replicas", replicas), ("in_flight", in_flight)):
+        if value < 1:
+            raise RequestError(f"{name} is {value}", "it must be at least 1", f"write {name}=1")
     serve = {**(options or {}), "models": list(models), "max_waiting": _MAX_QUEUE}
     cluster = ClusterOptions(serve=serve, replicas=replicas, cpus=cpus, gpus=gpus)
     n_repeated = 0

@@ -37,11 +37,11 @@ from zinc.server.http.responses import stop, unless_disconnected
 
 _ATTEMPTS = 5
 _PAUSE_S = 0.2  # before the second attempt; doubles with each further one
-_START_S = 60.0  # time for a replica to begin with a request
+_START_S = 60.0  # time for a replica to start a request
 _UNKNOWN = (400, 404)  # statuses of a replica that does not have a stored response
 _BROADCAST = ("/models/load", "/models/unload")
 _HEALTH = ("/health", "/v1/health")
-_EACH_START_S = 5.0  # time for a replica of each model to begin with a request to all models
+_EACH_START_S = 5.0  # time for a replica of each model to start a request to all models
 _REFUSED = (401, 403, 421)  # statuses with which a replica denies access
 _Reply = TypeVar("_Reply")
 
@@ -62,7 +62,7 @@ class Front:
 
     models: the replicas of each model by its name, those of the default model first. It may be
     replaced. max_body_bytes: the largest request body. separates_keys: prompts share a prefix cache
-    only with those of the same API key. start_s: time for a replica to begin with a request.
+    only with those of the same API key. start_s: time for a replica to start a request.
     pause_s: before a request is repeated.
     """
 
@@ -191,7 +191,7 @@ class Front:
     ) -> AsyncGenerator[Part]:
         """Yield the parts of one attempt. Raises ReplicaLostError, and ApiError 503.
 
-        start_s: time for a replica to begin (default: as for all requests).
+        start_s: time for a replica to start it (default: as for all requests).
         """
         start_s = self._start_s if start_s is None else min(start_s, self._start_s)
         async with aclosing(replicas.answer(request)) as parts:
@@ -201,7 +201,7 @@ class Front:
             except (TimeoutError, StopAsyncIteration):
                 raise ApiError(
                     503,
-                    "no replica could begin with the request",
+                    "no replica started the request",
                     f"none was ready within {start_s:g} s",
                     "try again later; `zinc cluster status` shows the replicas",
                     code="no_replica",
@@ -357,7 +357,7 @@ def _too_large(max_bytes: int) -> ApiError:
     return ApiError(
         413,
         "the request is too large",
-        f"it may have {max_bytes} bytes",
+        f"the cluster reads bodies of up to {max_bytes} bytes",
         "send less, or start the cluster with a larger --max-body",
         code="request_too_large",
         headers={"Connection": "close"},

@@ -24,7 +24,7 @@ class ServeReplicas:
 
     def __init__(self, application: str, deployment: str) -> None:
         handle = deployment_handle(application, deployment)
-        # In this event loop, and over gRPC instead of Ray's object store: short answers take less.
+        # This event loop, and gRPC instead of Ray's object store, are faster for short answers.
         handle._init(_run_router_in_separate_loop=False)
         self._handle = handle.options(
             stream=True,

@@ -87,19 +87,23 @@ class ClusterOptions:
         for name in _WHOLE:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                unit = " of bytes" if name == "memory" else ""
-                raise RequestError(f"{name} is {value!r}", f"it must be a whole number{unit}")
+                unit, example = (" of bytes", "8000000000") if name == "memory" else ("", "2")
+                raise RequestError(
+                    f"{name} is {value!r}",
+                    f"it must be a whole number{unit}",
+                    f"write {name}: {example}",
+                )
         for name in _NUMBERS:
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool):
-                raise RequestError(f"{name} is {value!r}", "it must be a number")
+                raise RequestError(
+                    f"{name} is {value!r}", "it must be a number", f"write {name}: 1"
+                )
         if not isinstance(self.models, Mapping):
             raise RequestError("`models` is not a mapping", "", "write NAME: {}")
-        if self.replicas < 1 or self.fronts < 1 or self.queue < 1:
-            raise RequestError(
-                "a cluster needs replicas",
-                "the numbers of replicas, fronts and queued requests are whole numbers from 1",
-            )
+        for name in ("replicas", "fronts", "queue"):
+            if getattr(self, name) < 1:
+                raise RequestError(f"{name} is 0", "a cluster needs at least 1", f"write {name}: 1")
         if self.max_replicas and self.max_replicas < self.replicas:
             raise RequestError(
                 "--max-replicas is less than --replicas", "", "give a larger --max-replicas"

@@ -3,7 +3,7 @@
 The text is cut into blocks of `BLOCK_BYTES`. Each block's digest covers all blocks before it, like
 the digests of the prefix cache. Text instead of tokens is hashed, because the router then needs
 neither the tokenizer nor the chat template of a model. A conversation only grows at its end, so the
-blocks of a turn begin with those of the turn before.
+first blocks of a turn are those of the turn before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FIELDS = ("tools", "functions", "system", "instructions", "messages", "input", 
 
 
 def request_fields(body: bytes) -> dict[str, Any]:
-    """Return the fields of a request body in JSON; none if it is no object."""
+    """Return the fields of a JSON request body; none if it is not an object."""
     try:
         fields = json.loads(body) if body else None
     except (ValueError, RecursionError):

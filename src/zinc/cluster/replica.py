@@ -129,7 +129,7 @@ class _Call:
         await self._task
 
     async def cancel(self) -> None:
-        """Let the application see that the client has gone, and stop it."""
+        """Let the application see that the client disconnected, and stop it."""
         self._cancelled.set()
         await stop([self._task])
 

@@ -92,7 +92,7 @@ THREADS: Variable[int | None] = Variable(
     "ZINC_THREADS",
     None,
     _count,
-    "a whole number from 1",
+    "a whole number of at least 1",
     "CPU threads",
     "one per core",
     "--threads",

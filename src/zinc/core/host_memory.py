@@ -31,7 +31,7 @@ def total_memory_bytes() -> int:
 def available_memory_bytes() -> int:
     """Return the bytes that programs can allocate without swapping.
 
-    A system that does not tell, such as macOS, counts as having all its memory available.
+    Returns all physical memory on systems that do not report this, such as macOS.
     """
     if sys.platform == "win32":
         return _windows_status().available

@@ -248,7 +248,7 @@ class _Transfer:
                     raise TransientError(f"the connection was cut at byte {reached:,}")
 
     def _receive(self, response: HTTPResponse, start: int, end: int) -> int:
-        """Write bytes of a response from `start` on; return how far they reach, at most `end`."""
+        """Write a response to bytes `start` to `end`; return where its last byte ends."""
         while start < end:
             if self._stop.is_set():
                 raise StoppedError
@@ -272,6 +272,7 @@ class _Transfer:
             raise DownloadError(
                 f"the server of {self._file.name} sends the wrong bytes",
                 f"it was asked for byte {start:,} and answers with the range {stated!r}",
+                "try again later, or use another mirror",
             )
         if found[3] != "*" and int(found[3]) != self._file.n_bytes:
             raise self._wrong_size(int(found[3]))

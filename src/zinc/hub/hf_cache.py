@@ -55,7 +55,9 @@ class HubCache:
         """Return the path of a file of a commit. Raises DownloadError for an unsafe name."""
         parts = path.split("/")
         if any(part in ("", ".", "..") or not _SAFE_NAME.fullmatch(part) for part in parts):
-            raise DownloadError(f"{repo} has a file with an unsafe name", repr(path))
+            raise DownloadError(
+                f"{repo} has a file with an unsafe name", repr(path), "choose another repository"
+            )
         return self.repository(repo) / "snapshots" / commit / Path(*parts)
 
     def publish(

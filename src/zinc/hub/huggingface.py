@@ -93,7 +93,9 @@ class Hub:
                 response.status_code, dict(response.headers), response.text, str(response.url)
             ) from None
         except errors.HFValidationError as error:
-            raise ModelNameError(f"{name.repo} is not a repository", str(error)) from None
+            raise ModelNameError(
+                f"{name.repo} is not a repository", str(error), "write it as org/name"
+            ) from None
         except Exception as error:
             # The HTTP library differs between versions of huggingface_hub, and its errors with it.
             module = type(error).__module__
@@ -102,8 +104,21 @@ class Hub:
             raise
         commit = info.sha or ""
         if not _COMMIT.fullmatch(commit):
-            raise DownloadError(f"{self.endpoint} lists no commit of {name.repo}")
+            raise DownloadError(
+                f"{self.endpoint} lists no commit of {name.repo}",
+                "its answer is not that of a Hugging Face hub",
+                "check HF_ENDPOINT",
+            )
         return Repository(name, commit, tuple(_files(info.siblings or (), name.repo)))
+
+    def no_gguf_files(self, name: HubName) -> ModelNameError:
+        """Return the error for a repository without GGUF files."""
+        return ModelNameError(
+            f"{name.repo} has no GGUF files",
+            "zinc runs models in that format",
+            f"look for a repository with GGUF in its name: {self.endpoint}/models?search="
+            f"{name.repo.partition('/')[2]}+gguf",
+        )
 
     def error(self, name: HubName) -> Callable[[StatusError], DownloadError]:
         """Return a function that turns an error status about a repository into a sentence."""
@@ -120,7 +135,11 @@ class Hub:
                 f"accept them at {self.endpoint}/{repo}" + (sign_in and f", then {sign_in}"),
             )
         if code == "RevisionNotFound":
-            return DownloadError(f"{repo} has no revision {name.revision}")
+            return DownloadError(
+                f"{repo} has no revision {name.revision}",
+                "",
+                f"choose one at {self.endpoint}/{repo}/tree/main",
+            )
         if code == "EntryNotFound":
             return DownloadError(
                 f"a file of {repo} is gone", "the repository has changed meanwhile", "try again"
@@ -180,7 +199,9 @@ def _files(siblings: Any, repo: str) -> list[RepoFile]:
         blob = sha256 or entry.blob_id
         if not isinstance(n_bytes, int) or n_bytes <= 0 or not _BLOB.fullmatch(blob or ""):
             raise DownloadError(
-                f"the listing of {repo} is not valid", f"{entry.rfilename} has no size or no hash"
+                f"the listing of {repo} is not valid",
+                f"{entry.rfilename} has no size or no hash",
+                "check HF_ENDPOINT",
             )
         found.append(RepoFile(entry.rfilename, n_bytes, blob, sha256))
     return found

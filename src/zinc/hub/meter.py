@@ -16,7 +16,7 @@ class Meter:
         self._samples: deque[tuple[float, int]] = deque([(time.monotonic(), done)])
 
     def update(self, done: int) -> tuple[float, float | None]:
-        """Return bytes a second, and the seconds left; None while the rate is 0."""
+        """Return bytes per second, and the seconds left; None while the rate is 0."""
         now = time.monotonic()
         self._samples.append((now, done))
         while len(self._samples) > 2 and now - self._samples[0][0] > _WINDOW_S:

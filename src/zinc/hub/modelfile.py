@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from zinc.core.errors import FormatError
+from zinc.core.errors import FormatError, next_step
 
 _ROLES = ("system", "user", "assistant")
 _UNUSED = ("LICENSE", "REQUIRES", "RENDERER", "PARSER")  # no effect on the answers of zinc
@@ -97,13 +97,17 @@ def read(path: Path) -> Modelfile:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise FormatError(f"cannot open {path}", error.strerror or str(error)) from None
+        raise FormatError(
+            f"cannot open {path}", error.strerror or str(error), next_step(error)
+        ) from None
     if len(data) > _MOST_BYTES:
-        raise FormatError(f"{path} is not a Modelfile", "it has more than 1 MiB")
+        raise FormatError(f"{path} is not a Modelfile", "it has more than 1 MiB", "check the path")
     try:
         return parse(data.decode("utf-8-sig"), path.name)
     except UnicodeDecodeError:
-        raise FormatError(f"{path} is not a Modelfile", "it is not UTF-8 text") from None
+        raise FormatError(
+            f"{path} is not a Modelfile", "it is not UTF-8 text", "check the path"
+        ) from None
 
 
 def parse(text: str, name: str) -> Modelfile:

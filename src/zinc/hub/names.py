@@ -32,6 +32,10 @@ _WITH_SIZE = re.compile(r"[a-z][\w.-]*:\d+(\.\d+)?[bm](-[\w.-]+)?", re.IGNORECAS
 _OLLAMA = "ollama:"
 _OLLAMA_REGISTRY = "https://registry.ollama.ai"
 DEFAULT_REVISION = "main"
+NAME_FORMS = (
+    "name a .gguf file, org/repo[:quantisation], a URL of a hub, a short name such as qwen3:8b, or "
+    "ollama:name[:tag]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,9 @@ def parse(text: str) -> ModelName:
     A file that exists takes precedence over every other form.
     """
     if not text or "\x00" in text:
-        raise ModelNameError(f"{text!r} is not a model", "a name must not be empty or contain NUL")
+        raise ModelNameError(
+            f"{text!r} is not a model", "a name must not be empty or contain NUL", NAME_FORMS
+        )
     path = Path(os.path.expanduser(text))  # unlike Path.expanduser, it accepts unknown users
     if _exists(path):
         return FileName(path)
@@ -108,11 +114,7 @@ def parse(text: str) -> ModelName:
         return _repository(found["repo"], found["choice"])
     if _SHORT.fullmatch(text.lower()):
         return short_name(text)
-    raise ModelNameError(
-        f"{text} is not a model",
-        "a model is a .gguf file, org/repo[:quantisation], a URL of a hub, a short name such as "
-        "qwen3:8b, or ollama:name[:tag]",
-    )
+    raise ModelNameError(f"{text} is not a model", "it is neither a file nor a name", NAME_FORMS)
 
 
 def registry_name(text: str) -> str:
@@ -191,6 +193,7 @@ def _repository(repo: str, choice: str | None, endpoint: str | None = None) -> H
         raise ModelNameError(
             f"{repo}:{choice} is not a model",
             f"{choice!r} is neither a quantisation such as Q4_K_M nor a .gguf file",
+            f"`zinc show {repo}` lists the quantisations",
         )
     return HubName(repo, choice, None, DEFAULT_REVISION, endpoint)
 
@@ -198,7 +201,11 @@ def _repository(repo: str, choice: str | None, endpoint: str | None = None) -> H
 def _file_path(path: str) -> str:
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\\" in path:
-        raise ModelNameError(f"{path} is not a file of a repository")
+        raise ModelNameError(
+            f"{path} is not a file of a repository",
+            "its path has an empty part, '.', '..' or a backslash",
+            "write FOLDER/FILE.gguf",
+        )
     return path
 
 
@@ -209,6 +216,7 @@ def _url(text: str) -> HubName:
         raise ModelNameError(
             f"{text} is not a model",
             "a URL must begin with https:// and must not contain a user name",
+            "copy the address of the repository from the browser",
         )
     endpoint: str | None = f"{url.scheme}://{url.netloc}"
     if f"{url.netloc}/" in _HUB_HOSTS:
@@ -252,6 +260,8 @@ def _ollama(text: str) -> OllamaName:
     valid = re.fullmatch(rf"{_PART}/{_PART}", model) and _QUANTISATION.fullmatch(tag or "latest")
     if not valid or not re.fullmatch(r"https?://[\w.-]+(:\d+)?", registry):
         raise ModelNameError(
-            f"{text} is not a model", "names of Ollama's models have the form ollama:name[:tag]"
+            f"{text} is not a model",
+            "it is not a valid name of Ollama's registry",
+            "write ollama:name or ollama:name:tag",
         )
     return OllamaName(model, tag or "latest", registry)

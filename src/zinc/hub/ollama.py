@@ -40,7 +40,9 @@ def fetch_manifest(name: OllamaName, transport: Transport, on_event: OnEvent) ->
     manifest = parse_manifest(text, str(name))
     if manifest.model is None:
         raise DownloadError(
-            f"{name} has no GGUF file", "the registry keeps it in another format or for the cloud"
+            f"{name} has no GGUF file",
+            "the registry has it in another format, or it runs in Ollama's cloud only",
+            "choose another model",
         )
     return manifest
 
@@ -61,7 +63,11 @@ def status_error(name: OllamaName) -> Callable[[StatusError], DownloadError]:
                 "check the name and the tag at https://ollama.com/search",
             )
         if error.status in (401, 403):
-            return DownloadError(f"{name.host} denies access to {name}", "the model may be private")
+            return DownloadError(
+                f"{name.host} denies access to {name}",
+                "the model may be private",
+                "choose a public model",
+            )
         if error.status == 429:
             seconds = error.retry_after_s
             return DownloadError(

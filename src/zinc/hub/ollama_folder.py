@@ -54,7 +54,9 @@ def parse_manifest(text: bytes, name: str) -> Manifest:
         entries = [*found["layers"], *([found["config"]] if found.get("config") else [])]
         layers = tuple(_layer(entry) for entry in entries)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DownloadError(f"the manifest of {name} is not valid", str(error)) from error
+        raise DownloadError(
+            f"the manifest of {name} is not valid", str(error), "try again later"
+        ) from error
     return Manifest(layers, text)
 
 

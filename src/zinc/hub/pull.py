@@ -69,7 +69,11 @@ def pull(model: str, on_event: OnEvent = ignore, options: PullOptions | None = N
             return pull(str(base_name(read(name.path), name.path)), on_event, options)
         if not name.path.exists():
             raise FormatError(f"cannot open {name.path}", "there is no such file", "check the path")
-        raise ModelNameError(f"{model} is a file on this machine", "there is nothing to download")
+        raise ModelNameError(
+            f"{model} is a file on this machine",
+            "there is nothing to download",
+            f"run it with `zinc run -m {model}`",
+        )
     if isinstance(name, OllamaName):
         path = _pull_ollama(name, model, on_event, options)
     else:
@@ -114,15 +118,14 @@ def _choose(hub: Hub, repository: Repository, options: PullOptions) -> Choice:
     if name.file is not None:
         found = [v for v in variants if any(file.path == name.file for file in v.files)]
         if not found:
-            raise ModelNameError(f"{name.repo} has no file {name.file}")
+            raise ModelNameError(
+                f"{name.repo} has no file {name.file}",
+                "",
+                f"`zinc show {name.repo}` lists its quantisations",
+            )
         return Choice(found[0], "")
     if not variants:
-        raise ModelNameError(
-            f"{name.repo} has no GGUF files",
-            "zinc runs models in that format",
-            f"look for a repository with GGUF in its name: {hub.endpoint}/models?search="
-            f"{name.repo.partition('/')[2]}+gguf",
-        )
+        raise hub.no_gguf_files(name)
     if name.quantisation is not None:
         return Choice(select(variants, name.quantisation, name.repo), "")
     check = None if options.fit is None else options.fit(hub, repository, variants)

@@ -41,7 +41,7 @@ class RemoteSource(Source):
         return self.opened
 
     def read(self, start: int, n_bytes: int, what: str) -> bytes:
-        """Return `n_bytes` of the file from `start` on. Raises DownloadError."""
+        """Return `n_bytes` of the file starting at `start`. Raises DownloadError."""
         patience = Patience(
             f"reading {what} of {self.path.name}",
             self._transport.pause_s,
@@ -50,7 +50,7 @@ class RemoteSource(Source):
         return persist(lambda: self._range(start, n_bytes), patience, self._describe)
 
     def read_into(self, target: NDArray[np.uint8], start: int, what: str) -> None:
-        """Fill `target` with the bytes of the file from `start` on. Raises DownloadError."""
+        """Fill `target` with the bytes of the file starting at `start`. Raises DownloadError."""
         target[:] = np.frombuffer(self.read(start, target.nbytes, what), np.uint8)
 
     def _range(self, start: int, n_bytes: int) -> bytes:

@@ -29,7 +29,9 @@ def remove(model: str, where: Folders) -> int:
     try:
         freed = _ollama(name, where) if isinstance(name, OllamaName) else _hub(name, where)
     except OSError as error:
-        raise DownloadError(f"cannot delete {model}", error.strerror or str(error)) from error
+        raise DownloadError(
+            f"cannot delete {model}", error.strerror or str(error), "check the permissions"
+        ) from error
     if freed:
         return freed
     here = find(name, where)

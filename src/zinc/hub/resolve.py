@@ -20,7 +20,7 @@ def resolve(model: str | os.PathLike[str], where: Folders | None = None) -> Path
     """Return the model file that `model` names; for a Modelfile, that of its FROM.
 
     Raises MissingModelError if it is a valid name whose file has to be downloaded first,
-    ModelNameError if it is no valid name, FormatError for a path without a file.
+    ModelNameError for an invalid name, FormatError for a path without a file.
     """
     text = os.fspath(model)
     name = parse(text)

@@ -95,6 +95,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
             raise DownloadError(
                 f"{old.netloc} redirects to {new.scheme}://{new.netloc}",
                 "zinc follows redirects from https to https only",
+                "check the address, or HF_ENDPOINT",
             )
         following = super().redirect_request(req, fp, code, msg, headers, newurl)
         if following is not None and (old.scheme, old.netloc) != (new.scheme, new.netloc):
@@ -114,7 +115,7 @@ class Transport:
         """Return the response to a GET of `url`, its status below 300, with headers `extra`.
 
         Raises StatusError for an error status, TransientError if the connection failed, and
-        DownloadError for a failure that a retry does not mend.
+        DownloadError for a failure that a retry does not fix.
         """
         headers = {"User-Agent": f"zinc/{__version__}", **self.headers, **(extra or {})}
         request = urllib.request.Request(url, headers=headers)
@@ -148,7 +149,11 @@ def read_all(response: HTTPResponse, limit: int) -> bytes:
     with response:
         body = read(response, limit + 1)
     if len(body) > limit:
-        raise DownloadError("the server's answer is too long", f"it has more than {limit:,} bytes")
+        raise DownloadError(
+            "the server's answer is too long",
+            f"it has more than {limit:,} bytes",
+            "check the address",
+        )
     stated = response.headers.get("Content-Length")
     if stated is not None and stated.isdecimal() and len(body) < int(stated):
         raise TransientError(f"the answer ended after {len(body):,} of {int(stated):,} bytes")

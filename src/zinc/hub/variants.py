@@ -120,7 +120,9 @@ def select(variants: Sequence[Variant], wanted: str, repo: str) -> Variant:
         if asked in (variant.label.upper(), variant.label.upper().removeprefix("UD-")):
             return variant
     labels = ", ".join(variant.label for variant in variants)
-    raise ModelNameError(f"{repo} has no {wanted}", f"its quantisations are {labels}")
+    raise ModelNameError(
+        f"{repo} has no {wanted}", f"its quantisations are {labels}", "name one of these"
+    )
 
 
 def _projector_rank(file: RepoFile) -> int:

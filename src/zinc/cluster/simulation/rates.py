@@ -61,10 +61,10 @@ def step_times(reports: Iterable[Mapping[str, Any]]) -> StepTimes:
 
     Reports with several --streams give the cost of rows, with several --depth that of keys, and
     with several --prefill that of long prompts. Raises RequestError if the reports lack prefill or
-    decode, or are no results of `zinc bench`.
+    decode, or do not come from `zinc bench`.
     """
     decode: dict[int, list[tuple[float, float]]] = defaultdict(list)  # streams: (depth, seconds)
-    prefill: list[tuple[int, float]] = []  # (tokens, seconds a token)
+    prefill: list[tuple[int, float]] = []  # (tokens, seconds per token)
     step_tokens = 0
     try:
         for report in reports:

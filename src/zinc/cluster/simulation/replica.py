@@ -1,8 +1,9 @@
 """A simulated replica: the engine's scheduler over simulated time and memory.
 
-A block of its prefix cache is a digest of the text of about as many tokens as a block of the engine
-has. Blocks are shared, kept after an answer and evicted as in the engine: the least recently used
-first, and the end of a prompt before its beginning. Preempted sequences run again.
+A block of its prefix cache is a digest of the text of about 16 tokens. These blocks are smaller
+than the engine's, because the engine also reuses the beginning of a block. Blocks are shared, kept
+after an answer and evicted as in the engine: the least recently used first, and the end of a prompt
+before its beginning. Preempted sequences run again.
 """
 
 from __future__ import annotations
@@ -241,7 +242,7 @@ class SimulatedReplica:
         self._share(job, job.prompt[:n_blocks], since=int(was_run / per_block))
 
     def _share(self, job: Job, blocks: Sequence[bytes], since: int = 0) -> None:
-        """Let a job share `blocks` of the prefix cache; mark those from `since` on as used now."""
+        """Let a job share `blocks` of the prefix cache; mark blocks[since:] as used now."""
         self._shared.update(blocks[len(job.shared) :])
         job.shared = blocks
         self._keep(blocks[since:])

@@ -27,7 +27,7 @@ from zinc.cluster.prompt_blocks import BLOCK_BYTES, DIGEST_BYTES, prompt_blocks
 from zinc.core.errors import RequestError
 
 TOKEN_BYTES = 4  # of text, where the number of its tokens is not known
-CACHE_BLOCK_BYTES = 64  # of text: about the 16 tokens of a block of the prefix cache
+CACHE_BLOCK_BYTES = 64  # of text: about 16 tokens
 _ANSWER_TOKENS = 256  # of a request that has no limit
 _WORDS = (
     "river", "stone", "harbour", "evening", "letter", "garden", "window", "winter", "captain",
@@ -142,7 +142,11 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
             ) from None
         lines.append(line)
     if not lines:
-        raise RequestError("the trace has no requests", f"{path.name} is empty")
+        raise RequestError(
+            "the trace has no requests",
+            f"{path.name} is empty",
+            "write one with `zinc cluster simulate --save-trace`",
+        )
     return lines
 
 

@@ -82,7 +82,7 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, Integral) and int(value) >= least):
                 raise RequestError(
-                    f"{name} is {value!r}", f"it must be a whole number from {least}"
+                    f"{name} is {value!r}", f"it must be a whole number of at least {least}"
                 )
 
     @property
