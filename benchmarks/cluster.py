@@ -523,7 +523,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "front": front,
     "update": update,
 }
-# Outcomes of requests besides an answer that are no failure of the cluster.
+# Outcomes of requests that are allowed besides an answer.
 ALLOWED = {"lost": "retryable error", "front": "connection lost"}
 
 

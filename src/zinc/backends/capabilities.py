@@ -77,7 +77,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Measured limits of a device: bytes read a second, and int8 operations a second.
+    """Measured limits of a device: bytes read and int8 operations, both per second.
 
     A multiply-add counts as two operations.
     """

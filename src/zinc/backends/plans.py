@@ -27,7 +27,7 @@ from zinc.ops.values import (
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Rows of the value `id` in the arena: `cols` columns in `format`, `stride` bytes a row.
+    """Rows of the value `id` in the arena: `cols` columns in `format`, `stride` bytes per row.
 
     `offset` is the first byte. A view of some columns has the id of its base and starts at its
     column `first`. In other formats than F32, a row of several `runs` is stored as that many rows

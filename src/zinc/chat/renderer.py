@@ -1,9 +1,9 @@
 """Worker processes that run chat templates, which are untrusted code (see `zinc.chat.worker`).
 
 A few workers are kept running and shared by all templates. A rendering that exceeds its time or
-memory limit ends its worker, which is replaced. Other renderings are not affected. The time is the
-CPU time of the worker, so that a busy machine does not refuse good templates; on Windows, which has
-no timer of CPU time, it is the time that passes.
+memory limit ends its worker, which is replaced. Other renderings are not affected. The time limit
+is one of CPU time, so that templates do not exceed it because a machine is busy. Windows has no
+timer of CPU time, so there the limit is one of wall-clock time.
 """
 
 from __future__ import annotations

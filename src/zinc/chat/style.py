@@ -1,4 +1,4 @@
-"""Chat styles: how a model is spoken to, which `LLM` and the server share.
+"""Chat styles: how `LLM` and the server write prompts for a model and read its answers.
 
 A style prepares a conversation for the model's template, and knows the format of the answer.
 """

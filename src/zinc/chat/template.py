@@ -60,7 +60,7 @@ class ChatTemplate:
         if len(source) > _MAX_SOURCE_CHARS:
             raise TemplateError(
                 f"the chat template of {name} has {len(source)} characters",
-                f"none needs more than {_MAX_SOURCE_CHARS}",
+                f"at most {_MAX_SOURCE_CHARS} are accepted",
                 _OTHER_TEMPLATE,
             )
         try:
@@ -251,7 +251,7 @@ class ChatTemplate:
             raise self._error(error) from None
         except _NotPlainError as error:
             raise RequestError(
-                f"a chat template cannot be given {error}",
+                f"a chat template cannot take {error}",
                 "its variables are plain data, as in JSON",
                 "convert it to dictionaries, lists, text and numbers",
             ) from None

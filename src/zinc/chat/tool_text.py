@@ -47,7 +47,8 @@ def description(tools: Iterable[Mapping[str, Any]], text: CallText) -> str:
 def with_written_calls(messages: Sequence[dict[str, Any]], text: CallText) -> list[dict[str, Any]]:
     """Return prepared `messages` with calls and results as text.
 
-    Results and the user's text after them become one message, since templates alternate.
+    Results and the user's text after them become one message, since many templates require that
+    user and assistant alternate.
     """
     written: list[dict[str, Any]] = []
     for message in messages:

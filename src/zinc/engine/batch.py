@@ -80,7 +80,7 @@ def make_draft_step(
     *,
     outputs: bool,
 ) -> Step:
-    """Return a step of a drafter: for sequence i, `parts[i]` from position `first[i]` on.
+    """Return a step of a drafter: for sequence i, `parts[i]` starting at position `first[i]`.
 
     outputs: whether there is an output row for the last token of each sequence.
     """

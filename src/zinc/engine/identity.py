@@ -55,7 +55,7 @@ class HashingReader:
         return self._tensor.n_bytes
 
     def read_into(self, target: npt.NDArray[np.uint8], start: int = 0) -> None:
-        """Fill `target` with the tensor's bytes from `start` on. Raises FormatError.
+        """Fill `target` with the tensor's bytes starting at `start`. Raises FormatError.
 
         `target` must stay as it is until the next read, unless it has the tensor's last bytes.
         """

@@ -94,6 +94,7 @@ class Limits:
             raise RequestError(
                 "context_shift needs max_tokens",
                 "nothing else would end such an answer",
+                "set max_tokens",
                 argument="context_shift",
             )
         if n_kept > most:

@@ -37,7 +37,7 @@ class Readout(Protocol):
     kind: ReadoutKind
 
     def read(self, ids: Sequence[int], first: int, rows: FloatArray) -> None:
-        """Take `rows`, which belong to the prompt `ids` from position `first` on.
+        """Take `rows`, which belong to the prompt `ids` starting at position `first`.
 
         rows: float32 [tokens, hidden] or [tokens, vocab], valid during the call only.
         """
@@ -197,6 +197,7 @@ def embeddings(
         raise RequestError(
             f"an embedding of {dimensions} dimensions is not possible",
             f"this model has {rows.shape[1]}",
+            f"choose 1 to {rows.shape[1]} dimensions",
         )
     rows = rows[:, :dimensions]
     if norm is not None:

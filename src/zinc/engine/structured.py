@@ -1,6 +1,6 @@
 """Structured output: token masks for a JSON schema, a regular expression or a grammar.
 
-    Grammars (one a model) -> Grammar (compiled, reusable) -> GrammarConstraint (one an answer)
+    Grammars (one per model) -> Grammar (compiled, reusable) -> GrammarConstraint (one per answer)
 
 llguidance (https://github.com/guidance-ai/llguidance) parses the answer; it is an optional
 dependency and imported at the first request for structured output. A schema or grammar that cannot
@@ -228,6 +228,7 @@ class _Vocabulary:
             raise UnsupportedError(
                 "answers of this model cannot follow a grammar",
                 "it has no token that ends an answer",
+                "use a model that was trained for conversations",
             )
         self._encode = partial(tokenizer.encode, add_special=False)
         # A schema forces the same text again and again: names of properties, choices.

@@ -13,9 +13,10 @@ The tasks of `LLM` are one call of a method each; the server has one task for al
 
 Two more problems disappear with that thread. Python raises KeyboardInterrupt in the main thread
 only, so Ctrl-C never interrupts a step halfway. And an answer that is dropped during garbage
-collection only sends a message: it takes no lock, whatever the thread it happens in is holding.
+collection only sends a message. It takes no lock, so it cannot wait for one that the same thread
+holds.
 
-The worker steps only while a task wants a step, so an engine whose callers have gone does nothing.
+The worker steps only while a task needs a step, so an engine without callers does nothing.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ class EngineWorker:
         task.wait_for_end()
 
     def wake(self) -> None:
-        """Have the worker ask its tasks again whether they want a step. Takes no lock."""
+        """Make the worker ask its tasks again whether they need a step. Takes no lock."""
         self._calls.put(_nothing)
 
     def close(self) -> None:

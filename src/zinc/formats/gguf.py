@@ -20,7 +20,7 @@ from types import MappingProxyType
 from zinc.core.errors import FormatError
 from zinc.formats.gguf_part import Part, Tensor, read_part
 from zinc.formats.metadata import GGUFArray, MetadataAccess, MetadataValue, ValueType
-from zinc.formats.source import Source
+from zinc.formats.source import REFETCH, Source
 
 __all__ = ["GGUFArray", "GGUFFile", "MetadataValue", "Tensor", "ValueType"]
 
@@ -97,7 +97,7 @@ class GGUFFile(MetadataAccess):
 def _split_value(part: Part, key: str, default: int | None = None) -> int:
     value = part.metadata.get(key, default)
     if not isinstance(value, int) or value < 0:
-        raise FormatError(f"{part.path} is corrupt", f"its {key} is {value!r}")
+        raise FormatError(f"{part.path} is corrupt", f"its {key} is {value!r}", REFETCH)
     return value
 
 
@@ -136,6 +136,7 @@ def _read_all_parts(opened: Part) -> list[Part]:
         raise FormatError(
             f"the parts of {parts[0].path} do not belong together",
             f"they have {n_tensors} tensors and should have {expected}",
+            "download all parts again from one repository",
         )
     return parts
 
@@ -146,7 +147,9 @@ def _merge(parts: list[Part]) -> dict[str, Tensor]:
         for name, tensor in part.tensors.items():
             if name in tensors:
                 raise FormatError(
-                    f"tensor {name} occurs twice", f"in {tensors[name].path} and {part.path}"
+                    f"tensor {name} occurs twice",
+                    f"in {tensors[name].path} and {part.path}",
+                    REFETCH,
                 )
             tensors[name] = tensor
     return tensors

@@ -80,7 +80,7 @@ class Tensor:
         return data
 
     def read_into(self, target: NDArray[np.uint8], start: int = 0) -> None:
-        """Fill the contiguous array `target` with the tensor's bytes from `start` on.
+        """Fill the contiguous array `target` with the tensor's bytes starting at `start`.
 
         Raises FormatError if the file has become shorter or cannot be read, and ValueError if the
         tensor has too few bytes.

@@ -58,7 +58,9 @@ class Source:
         weakref.finalize(self, os.close, self._fd)
         status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode):
-            raise FormatError(f"cannot read {path}", "it is not a regular file")
+            raise FormatError(
+                f"cannot read {path}", "it is not a regular file", "give a .gguf file"
+            )
         if status.st_size == 0:
             raise FormatError(f"{path} is truncated", "it is empty", REFETCH)
         self.size = status.st_size
@@ -69,13 +71,13 @@ class Source:
         return _stamp(os.fstat(self._fd))
 
     def read(self, start: int, n_bytes: int, what: str) -> bytes:
-        """Return `n_bytes` of the file from `start` on; `what` names them in a FormatError."""
+        """Return `n_bytes` of the file starting at `start`; `what` names them in a FormatError."""
         data = bytearray(n_bytes)
         self._fill(memoryview(data), start, what)
         return bytes(data)
 
     def read_into(self, target: NDArray[np.uint8], start: int, what: str) -> None:
-        """Fill the contiguous array `target` with the bytes of the file from `start` on.
+        """Fill the contiguous array `target` with the bytes of the file starting at `start`.
 
         what: name of the data for the error. Raises FormatError if the file is too short or cannot
         be read.
@@ -94,7 +96,7 @@ class Source:
             raise self._unreadable(error) from error
 
     def _read_at(self, view: memoryview, start: int) -> int:
-        """Read bytes from `start` on into `view`; return how many, 0 at the end of the file."""
+        """Read bytes starting at `start` into `view`; return how many, 0 at the end of the file."""
         if hasattr(os, "preadv"):
             return os.preadv(self._fd, [view], start)
         with self._seeking:  # Windows reads at the one position that the file has

@@ -86,7 +86,7 @@ class GpuBackend(GpuKernels):
     def __init__(self, host: Host, batch_invariant: bool = False) -> None:
         self.host = host
         self.capabilities = replace(self.capabilities, batch_invariant=batch_invariant)
-        # Batch-invariant mode has one tile for steps of all sizes, which no table knows.
+        # Batch-invariant mode uses one tile for steps of all sizes; `zinc tune` does not time it.
         tuned = NO_TILES if batch_invariant else self._tuned_tiles()
         self.features = replace(host.features, batch_invariant=batch_invariant, tuned=tuned)
         self._pool, self._lock = Pool(host), threading.Lock()
@@ -218,7 +218,7 @@ class GpuBackend(GpuKernels):
         budget_s: float | None,
         progress: Callable[[int, int], None],
     ) -> TuneReport:
-        from zinc.gpu.tune.run import Tuner, tune  # most processes do not tune
+        from zinc.gpu.tune.run import Tuner, tune  # imported late: most processes do not tune
 
         tuner = Tuner(self.kernel_set, self.host, self.features, self.origin, path)
         return tune(tuner, plans, budget_s, progress)

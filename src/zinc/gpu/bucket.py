@@ -90,7 +90,7 @@ class Bucket:
         return min(total // n_rows, self.tokens * ceil_div(each, n_rows))
 
 
-_bucket = lru_cache(maxsize=256)(Bucket)  # every step asks for its bucket
+_bucket = lru_cache(maxsize=256)(Bucket)  # called for every step
 
 
 def _power_of_two(n: int) -> int:

@@ -1,8 +1,8 @@
 """Kernel sets: the kernels of a GPU backend, and how launches become dispatches of them.
 
 A lowering is a function from a launch to dispatches, registered under the name of its op. It sees
-addresses and sizes only. `zinc.gpu.lower` has the lowerings of the Slang kernels; a backend with
-kernels of its own replaces some of them, and brings the weight layout that its kernels read.
+addresses and sizes only. `zinc.gpu.lower` has the lowerings of the Slang kernels. A backend with
+its own kernels replaces some of them and defines the weight layout that its kernels read.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class KernelSet:
             if (groups := max(dispatch.groups)) > at.features.max_groups:
                 raise self._unsupported(
                     launch,
-                    f"it needs {groups} workgroups in one direction, and a dispatch has at most "
+                    f"it needs {groups} workgroups in one dimension, and a dispatch has at most "
                     f"{at.features.max_groups}",
                 )
         return [d for d in dispatches if min(d.groups) > 0]

@@ -38,7 +38,7 @@ class MemoryKind(Enum):
 
 @dataclass(eq=False)
 class Buffer:
-    """Device memory of `size` bytes from `address` on.
+    """`size` bytes of device memory, starting at `address`.
 
     `handle` is the host API's own number for it. `bytes` is the host's view of the memory, None
     if the host cannot see it.
@@ -52,7 +52,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """`size` bytes of a buffer from `offset` on."""
+    """`size` bytes of a buffer, starting at `offset`."""
 
     buffer: Buffer
     offset: int

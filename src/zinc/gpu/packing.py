@@ -10,7 +10,7 @@ to up to three streams, each aligned to 256 bytes:
 Streams let neighbouring lanes load neighbouring 16 bytes, whatever the size of a block. Within a
 unit bits are ordered so that one mask moves four elements to the four bytes of a word
 (kernels/formats/unit.slang reads them). Packing rounds nothing. Sizes stay the same except for Q3_K
-(110 to 112 bytes a block), TQ1_0 (54 to 66) and the formats of iq_packing.py. Rows of float types
+(110 to 112 bytes per block), TQ1_0 (54 to 66) and the formats of iq_packing.py. Rows of float types
 are padded with zeros to 16 bytes.
 """
 
@@ -143,7 +143,7 @@ def _in_streams(type: GGMLType, blocks: Blocks, at: StreamOffsets) -> Bytes:
 
 
 def _fill(streams: Streams, packing: Layout, blocks: Blocks, first: int) -> None:
-    """Write the chunk of blocks from `first` on into `streams`."""
+    """Write the chunk of blocks starting at `first` into `streams`."""
     chunk = slice(first, first + _CHUNK)
     for stream, part in zip(streams, packing.split(blocks[chunk]), strict=True):
         stream[chunk] = part

@@ -1,9 +1,9 @@
 """The data of a step in memory that kernels read: a `StepHeader` and the arrays it points to.
 
 Recorded dispatches refer to the header's address only, so they serve every step. Header and arrays
-share one buffer, in which the arrays of a step lie without gaps, so that a short copy brings them
-to the device. Block tables and penalties have buffers of their own, which are replaced when they
-become too small.
+share one buffer, in which the arrays of a step follow each other without gaps, so that one short
+copy transfers them to the device. Block tables and penalties have separate buffers, which are
+replaced when they become too small.
 """
 
 from __future__ import annotations

@@ -168,5 +168,5 @@ def _tile(kind: type[Any], given: Mapping[str, Any]) -> Any:
     """Return a tile of class `kind`, whose fields are integers or booleans."""
     tile = kind(**given)
     if not all(isinstance(value, int) for value in given.values()):
-        raise ValueError(f"{tile} is no tile")
+        raise ValueError(f"{tile} is not a tile: its sizes must be integers")
     return tile

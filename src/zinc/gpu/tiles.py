@@ -28,7 +28,7 @@ MANY_ROWS = 1 << 15  # weight rows that keep every compute unit busy with any ti
 # are as many waves as the first number. Then waves take fewer weight rows until there are as many
 # as the second number.
 WAVES_OF_EIGHT = (15, 4)
-LONG_ROW = 8  # units a lane; rows at least that long are split among all waves
+LONG_ROW = 8  # units per lane; rows at least that long are split among all waves
 FEW_SLOTS = 32  # slots of an expert in a GEMM tile
 
 # GEMM with few rows of x on cooperative matrices:
@@ -98,7 +98,7 @@ def _gemv_rows(features: Features, rows: int, units: int, n_x: int, weights: int
     if batch == MAX_BATCH and features.narrow_matrix:
         return _gemv_eight(features, rows * ceil_div(n_x, batch), units, weights)
     waves = 8 if features.subgroup <= 32 else 4
-    steps = max(1, units // features.subgroup)  # units a lane if one wave takes a whole row
+    steps = max(1, units // features.subgroup)  # units per lane if one wave takes a whole row
     if batch == 1 and rows >= MANY_ROWS:
         return GemvTile(waves=4, split=min(2, _power_of_two(steps)), rows=4, batch=1, deep=2)
     is_long = batch == 1 and steps >= LONG_ROW and rows >= 8 * features.compute_units

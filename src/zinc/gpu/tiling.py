@@ -43,7 +43,7 @@ def is_power_of_two(n: int) -> bool:
 def gemv_refusal(features: Features, key: TileKey, tile: GemvTile) -> str:
     """Return why a kernel with the loop of tile.slang, or moe_down, cannot run a tile."""
     if not all(map(is_power_of_two, (tile.waves, tile.split, tile.rows, tile.batch))):
-        return "a size is no power of two"
+        return "a size is not a power of two"
     if tile.waves * features.subgroup > MAX_THREADS:
         return f"more than {MAX_THREADS} threads"
     if tile.split > tile.waves:
@@ -72,7 +72,7 @@ def gemm_refusal(features: Features, key: TileKey, tile: GemmTile) -> str:
     """Return why the kernel gemm cannot run a tile."""
     cut = (tile.sums,) if tile.sums else (tile.down, tile.across)
     if not all(map(is_power_of_two, (tile.rows, tile.batch, tile.split, tile.splits, *cut))):
-        return "a size is no power of two"
+        return "a size is not a power of two"
     if key.stores_blocks and tile.rows // key.weights % BLOCK_ROWS:
         return f"a workgroup stores blocks of {BLOCK_ROWS} rows"
     if tile.shared_bytes > features.shared_bytes:

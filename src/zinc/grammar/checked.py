@@ -29,7 +29,7 @@ def _checked_grammar(kind: Kind, text: str) -> str:
     if kind in ("json_object", "json_schema"):
         return lark.grammar_of(rules_of(load(text)))
     if not _is_unicode(text):
-        raise lark.SourceError("it has half a surrogate pair")
+        raise lark.SourceError("it has an unpaired surrogate")
     if kind == "rules":
         lark.check_references(text)
         return text

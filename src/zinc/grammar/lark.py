@@ -164,7 +164,7 @@ def _tokens(source: str) -> Iterator[tuple[str, str]]:
             kind, text = ("schema", "") if text == "%json" else ("data", f"{text} ")
             text, at = text + source[at:end], end
         elif "%json" in text:
-            raise SourceError("%json stands in a literal or comment")
+            raise SourceError("%json is inside a literal or comment")
         yield kind, text
 
 

@@ -1,6 +1,6 @@
 """The prefix cache: a radix tree over token ids whose nodes are cache blocks.
 
-    root ── "You are …" (64 tokens) ── … ┬─ … ── tail (21 tokens)   a node = one block a group
+    root ── "You are …" (64 tokens) ── … ┬─ … ── tail (21 tokens)   a node = one block per group
                                          └─ … ── … ── tail (5)      siblings differ in tokens
 
 The tree keeps the blocks of its nodes, so they outlive the sequence that filled them. Full blocks
@@ -27,7 +27,7 @@ from zinc.kv.slots import SlotAllocator
 
 
 class PrefixTree:
-    """Cached prefixes; their data lies in blocks of the allocators (one a group) and in slots.
+    """Cached prefixes; their data lies in blocks of the allocators (one per group) and in slots.
 
     windows: sliding window of each group in tokens, 0 for full attention. recurrent: only prefixes
     that end at a checkpoint match. limit_bytes: bound on the kept data, where a block of each group

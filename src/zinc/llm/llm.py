@@ -299,7 +299,7 @@ class LLM:
         """Continue a prompt, or each of several prompts in one batch.
 
         prompt: text or token ids. Special tokens in text stay text, and BOS is added if the model
-        wants it. constraint: the form of each answer: a JSON schema (a dict, its text or a Pydantic
+        uses it. constraint: the form of each answer: a JSON schema (a dict, its text or a Pydantic
         model class), or a result of the method `constraint`. lora: scales of LoRA adapters by
         id, 0 for those left out (default: those of `adapters`). sampling: fields of SamplingParams,
         instead of `params` or to override it, as in `generate(prompt, max_tokens=50)`.
@@ -562,7 +562,7 @@ class LLM:
     ) -> float:
         """Return exp of the mean negative log-likelihood of a text, in windows of `window` tokens.
 
-        Windows do not overlap. If the model wants BOS, it replaces the first token of each window.
+        Windows do not overlap. If the model uses BOS, it replaces the first token of each window.
         Only the second half of a window is scored, so every scored token has at least window / 2
         tokens before it. A tail shorter than a window is left out, as in llama.cpp. Raises
         RequestError if the text is shorter than one window.

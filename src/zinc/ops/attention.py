@@ -246,7 +246,7 @@ def attention(
 
     Without `causal`, it is over all positions up to the last one of the sequence in the step. Query
     head h reads KV head h // (n_heads / n_kv_heads). A query sees positions less than `window` away
-    (0: all), and with `chunked` those from the last multiple of `window` on. `softcap` limits
+    (0: all), or with `chunked` those since the last multiple of `window`. `softcap` limits
     scores to cap * tanh(s / cap). A sink adds exp(sink) to the softmax denominator of its head and
     has no value. ALiBi (Press et al. 2022) subtracts the slope of a head times the distance of
     query and key from each score. With `keys`, a query sees only the positions in its row of

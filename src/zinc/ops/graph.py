@@ -30,7 +30,7 @@ class Graph:
     """A builder of nodes. Each method adds one op; `zinc.ops` defines what it computes.
 
     output: the logits, or other rows of outputs. given: rows that the host writes before a step.
-    hidden: rows that the host can read after a step, beside the output.
+    hidden: rows that the host can read after a step, in addition to the output.
     """
 
     def __init__(self) -> None:
@@ -206,9 +206,10 @@ class Graph:
         """Return attention of q [tokens, heads * head_dim] over the cached keys and values.
 
         Without `causal`, a token also sees the tokens of its sequence that follow it in the step.
-        window: that of the cache by default. chunked: windows do not slide, they follow each other.
-        slopes: ALiBi, a factor of the distance for each head.
-        keys: the positions that each token sees (`select_keys`); None for all.
+        window: the number of last positions that a token sees (default: that of the cache; 0: all).
+        chunked: a window starts at a multiple of its size instead of sliding. slopes: ALiBi, a
+        factor of the distance for each head. keys: the positions that each token sees
+        (`select_keys`); None for all.
         """
         assert causal or not chunked
         n_heads = q.cols // state.head_dim

@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021) beside products with weights.
+"""Low-rank adapters (LoRA, Hu et al. 2021) of products with weights.
 
 A node applies one adapter to one to four products of the same rows. `Step.adapters` has the scale
-of each adapter for each sequence. Rows of sequences with a scale of 0 stay as they are.
+of each adapter for each sequence. Rows of sequences with a scale of 0 do not change.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Mixture of experts: the choice of experts for each token, and their matrix products.
 
-A layer is four launches. `route` picks top_k experts for each token, `group_experts` sorts the
-picks by expert (a counting sort), and `moe_glu` and `moe_down` are matrix products that process one
-expert after another. So prefill reads the weights of each expert once, and decode reads only those
-of the chosen experts. A pick is addressed by its slot, token * top_k + rank.
+A layer is four launches. `route` selects top_k experts for each token, which take a slot each: slot
+token * top_k + rank. `group_experts` sorts the slots by expert (a counting sort). `moe_glu` and
+`moe_down` are matrix products that process one expert after another, so prefill reads the weights
+of each expert once, and decode reads only those of the selected experts.
 
     routes  [tokens, 2 top_k]   top_k expert ids, best first, then their weights
     order   [tokens, top_k]     slots sorted by expert, then by slot

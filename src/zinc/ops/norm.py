@@ -1,6 +1,7 @@
 """RMS normalisation (Zhang and Sennrich, 2019), layer normalisation (Ba et al., 2016), and more.
 
-`match_rms` gives a row the size of another, and `statistical_top` keeps its largest elements.
+`match_rms` scales a row to the RMS of another, and `statistical_top` keeps the largest elements of
+a row.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def random_blocks(
 def _set_scales(
     type: GGMLType, blocks: npt.NDArray[np.void], scales: npt.NDArray[np.float64]
 ) -> None:
-    if type is GGMLType.NVFP4:  # unsigned E4M3: four groups a block, within a factor of two
+    if type is GGMLType.NVFP4:  # unsigned E4M3: four groups per block, within a factor of two
         codes = np.clip(np.round(8 * (np.log2(scales) + 7)), 8, 112).astype(np.uint8)
         blocks["d"] = codes[:, None] + blocks["d"] % 8
     elif type is GGMLType.IQ1_M:  # a float16 in the top nibbles of four words

@@ -2,8 +2,8 @@
 
 A recurrent state belongs to one position: the one after the last row that ran. With the attribute
 `rollback`, an op keeps in its slot what it needs to continue from any position p after which at
-most `rollback` rows have run. The caller sets the sequence back by giving p as the next position;
-nothing is copied or run again, and later rows get the same bits as if the rejected rows had never
+most `rollback` rows have run. The caller rolls the sequence back by passing p as the next position.
+Nothing is copied or run again, and later rows get the same bits as if the rejected rows had never
 run.
 
 An op with recurrent state says in its entry (`Op.rollback`) how its node changes;

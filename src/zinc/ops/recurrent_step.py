@@ -1,8 +1,8 @@
 """Convolution, delta rule and gated norm of one Gated DeltaNet layer in one op, for decode.
 
-It replaces `causal_conv`, `delta_rule` and `gated_norm` in steps with one token a sequence. A
-kernel reads the state of each head once, and keeps everything between the three ops on the
-processor.
+It replaces `causal_conv`, `delta_rule` and `gated_norm` in steps with one token per sequence. A
+kernel reads the state of each head once, and does not write the results of the first two ops to
+memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The op registry: one entry for each op, from which tests, `ref`, cost reports and docs are made.
+"""The op registry: one entry for each op, used by tests, `ref`, cost reports and docs.
 
 An entry has a numpy reference, the op's operands and properties, a cost, a tolerance and a
 generator of test cases. Backends provide kernels of the same names and are tested against the

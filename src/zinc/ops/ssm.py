@@ -105,7 +105,7 @@ def ssm_scan(
 
     Rows are [x of each head | B of each group | C of each group]. The state is S in float32; with
     `rollback` it is that of `ssm_scan_in_chunks`, which then runs instead. Kernels process chunks
-    as those of `delta_rule` do.
+    like those of `delta_rule`.
     """
     if attrs.get("rollback"):
         return ssm_scan_in_chunks(step, attrs, xbc, dt, decay, dt_bias, skip, state)

@@ -131,10 +131,10 @@ class KVState:
 class RecurrentState:
     """The recurrent state of one layer: `floats` float32 numbers for each sequence, in its slot.
 
-    Unlike a KV cache it does not grow with the context, and earlier positions cannot be restored
-    from it, but for the last few with `rollback` (zinc.ops.recurrent_state): each position of a
-    sequence is processed once, in order. The op that uses it defines its contents. A sequence whose
-    step has position 0 starts from zeros, whatever the slot holds.
+    Unlike a KV cache it does not grow with the context. Each position of a sequence is processed
+    once, in order, because the state of an earlier position cannot be restored, except that of the
+    last few with `rollback` (zinc.ops.recurrent_state). The op that uses the state defines its
+    contents. A sequence whose step has position 0 starts from zeros, whatever the slot holds.
     """
 
     name: str

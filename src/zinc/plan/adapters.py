@@ -1,8 +1,8 @@
-"""LoRA adapters as nodes beside the products whose weights they change.
+"""LoRA adapters as nodes after the products whose weights they change.
 
-The weights stay as they are: a `lora` node adds what an adapter changes to the result of a product,
-for the rows of the sequences that use it (`zinc.ops.lora`). An adapter of a table of embeddings, of
-tokens or of their types, becomes a look-up in its own table and such a node.
+The weights themselves do not change. A `lora` node adds the adapter's term to the result of a
+product, for the rows of the sequences that use the adapter (`zinc.ops.lora`). An adapter of an
+embedding table (of tokens or token types) becomes a look-up in its own table and such a node.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ TABLES = (EMBEDDING, TYPES)
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """The factors of an adapter's change b @ a of a matrix [out, cols]: [rank, cols], [out, rank].
+    """The factors of an adapter for one tensor.
 
-    Those of a table [tokens, hidden] change it by a @ b.T: a [tokens, rank] and b [hidden, rank].
+    A matrix [out, cols] changes by b @ a, with a [rank, cols] and b [out, rank]. An embedding table
+    [tokens, hidden] changes by a @ b.T, with a [tokens, rank] and b [hidden, rank].
     """
 
     a: Weight
@@ -66,7 +67,7 @@ def targets(adapters: Adapters) -> frozenset[str]:
 
 
 def add_adapters(nodes: Sequence[Node], adapters: Adapters, ids: Iterator[int]) -> list[Node]:
-    """Return `nodes` with the nodes of adapters behind products. New values get ids from `ids`."""
+    """Return `nodes` with the nodes of adapters after products. New values get ids from `ids`."""
     result: list[Node] = []
     for node in nodes:
         if node.op == "linear":

@@ -2,8 +2,8 @@
 
 Most fusions apply in every step. A fused node that is faster in some steps only is added after the
 chain of nodes that it replaces, and each of these has a condition that says in which steps it runs.
-A node can have several alternatives, for different numbers of tokens. All ways compute the same
-values at the same addresses, so alternatives need no memory of their own and are added after memory
+A node can have several alternatives, for different numbers of tokens. All of them write the same
+values to the same addresses, so alternatives need no memory of their own and are added after memory
 is assigned. Their inputs may have to be kept longer (`held_inputs`).
 """
 

@@ -1,9 +1,9 @@
 """Division of a model that does not fit on a device between the device and the CPU.
 
-Layers move to the CPU from the front of the model, like with llama.cpp's -ngl; the output moves
-last. In a model with experts, the experts move first, like with --n-cpu-moe: they are most of the
-bytes and, because a token uses few of them, little of the work. The embedding reads one row a
-token, so it is on the CPU whenever anything else is.
+Layers move to the CPU from the front of the model, as with llama.cpp's -ngl; the output moves last.
+In a model with experts, the experts move first, as with --n-cpu-moe: they are most of the bytes,
+but little of the work, because a token uses few of them. The embedding reads one row per token, so
+it is on the CPU whenever anything else is.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def fuse_siblings(
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Columns of the value `base` from `first` on, without memory of its own."""
+    """Columns of the value `base`, starting at `first`. A view has no memory of its own."""
 
     base: Value
     first: int

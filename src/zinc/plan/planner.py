@@ -46,9 +46,9 @@ def make_plan(
     """Return a plan of `graph` for steps of at most `max_tokens` tokens and `max_outputs` outputs.
 
     max_sequences: most sequences in a step. fuse: whether to fuse nodes. samples: the output of the
-    graph are logits, and a backend with a kernel for it samples tokens. adapters: LoRA adapters
-    that sequences of a step may use. For a backend of several devices the plan is a SplitPlan, and
-    the device that makes the logits samples.
+    graph is logits, from which the backend samples tokens if it has a kernel for it. adapters: LoRA
+    adapters that sequences of a step may use. For a backend of several devices the plan is a
+    SplitPlan, and the device that computes the logits samples.
 
     Raises UnsupportedError if the backend lacks a kernel for an op or a block format.
     """
@@ -166,7 +166,7 @@ def _part(
     next_id: int,
     adapters: Adapters,
 ) -> split.Part:
-    """Return the plan of the nodes of one device. New values get ids from `next_id` on."""
+    """Return the plan of the nodes of one device. New values get ids starting at `next_id`."""
     nodes = _rewritten(given, output, backend, fuse, count(next_id), adapters)
     nodes, views = passes.resolve_views(nodes)
     held: dict[int, int] = {}

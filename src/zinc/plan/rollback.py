@@ -1,8 +1,8 @@
 """The graph of a model whose sequences can be rolled back, for speculative decoding.
 
-Keys and values of later positions are overwritten, so attention needs nothing. Ops with recurrent
-state get the attribute `rollback` and a larger state (zinc.ops.recurrent_state). Model files know
-nothing of this.
+Keys and values of later positions are overwritten, so attention needs no change. Ops with recurrent
+state get the attribute `rollback` and a larger state (zinc.ops.recurrent_state). The modules of
+zinc.models need no code for this.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class _NodeLists:
         self.nodes: list[list[Node]] = [[] for _ in wanted]
         self._wanted, self._take_turns = wanted, take_turns
         # For each device, the index of the first node after its last send or receive. No other
-        # device waits for the nodes from there on, so a receive is placed before them: fewer,
+        # device waits for the nodes that follow, so a receive is placed before them: fewer,
         # longer runs.
         self._since = [0] * len(wanted)
         self._makers: dict[Value, int] = {}
@@ -92,7 +92,7 @@ class _NodeLists:
         self._makers |= made
 
     def _receive(self, device: int) -> None:
-        """Send `device` all values that it wants and that exist."""
+        """Send `device` all values that it needs and that exist."""
         wanted = self._wanted[device]
         received = [v for v in self._makers if v.id in wanted]
         attrs = MappingProxyType({"stop": self._n_stops})

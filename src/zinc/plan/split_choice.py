@@ -8,10 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SplitCost:
-    """The seconds of a token with each way to divide a model, as far as memory and links limit it.
-
-    See `split_cost`.
-    """
+    """The estimated seconds per token if devices divide a model by layers or by tensors."""
 
     layer_s: float
     tensor_s: float
@@ -28,15 +25,17 @@ def split_cost(
     n_all_reduces: int,
     all_reduce_s: float,
 ) -> SplitCost:
-    """Return what a token costs with each way to divide a model over n devices.
+    """Return the seconds per token on n devices, as memory bandwidth and transfers limit them.
 
         layer   sum of layer_bytes[i] / bytes_per_s[i] + (n - 1) * all_reduce_s
         tensor  largest tensor_bytes[i] / bytes_per_s[i] + n_all_reduces * all_reduce_s
 
-    Devices with layers take turns, and hidden rows cross between two of them; devices with tensors
-    work at the same time, and hidden rows are added up several times a layer. layer_bytes,
-    tensor_bytes: that each device moves for a token. bytes_per_s: its memory bandwidth.
-    all_reduce_s: seconds to add up the hidden rows of one token, which a transfer takes at most.
+    Devices with layers work one after the other and send hidden rows to the next one. Devices with
+    tensors work at the same time and add up hidden rows several times per layer.
+
+    layer_bytes, tensor_bytes: bytes that each device reads and writes per token. bytes_per_s: the
+    memory bandwidth of each device. all_reduce_s: seconds to add up the hidden rows of one token,
+    and an upper bound of the seconds to send them.
     """
     layer = [n / rate for n, rate in zip(layer_bytes, bytes_per_s, strict=True)]
     tensor = [n / rate for n, rate in zip(tensor_bytes, bytes_per_s, strict=True)]

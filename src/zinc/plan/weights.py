@@ -1,9 +1,9 @@
 """Tensors of a file as the weights of a graph need them, before they are uploaded.
 
-Almost always these are the bytes of the file. A part of a vector is cut out, and a part of a matrix
-is read alone. A weight that must be stored transposed is decoded and transposed once at load,
-because no block format can be transposed in place. The factors of adapters are scaled and stored as
-float16.
+Almost always these are the bytes of the file. If a weight is a part of a matrix, only that part is
+read; a part of a vector is copied from the whole vector. A weight that must be stored transposed is
+decoded and transposed once at load, because no block format can be transposed in place. The factors
+of adapters are scaled and stored as float16.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BoxReader:
         return self._n_bytes
 
     def read_into(self, target: npt.NDArray[np.uint8], start: int = 0) -> None:
-        """Fill `target` with the bytes from `start` on. Raises FormatError."""
+        """Fill `target` with the bytes starting at `start`. Raises FormatError."""
         n_rows = max(1, _CHUNK_BYTES // self._stored_bytes)
         scratch = np.empty((n_rows, self._stored_bytes), np.uint8)
         done = 0

@@ -33,7 +33,7 @@ _HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed; not on Wi
 OLLAMA_PORT = 11434
 _PORT_HINT = "choose another --port, or stop what uses it"
 _BIND_HINTS = {
-    errno.EACCES: "choose a --port from 1024 on: lower ones need privileges",
+    errno.EACCES: "choose a --port of at least 1024: lower ones need privileges",
     errno.EADDRNOTAVAIL: "choose a --host that is an address of this machine",
 }
 _OLLAMA_HINT = "stop the program that uses it (another Ollama?), or leave --ollama out"

@@ -44,7 +44,8 @@ KV_TOLERANCE = {"f16": 0.0, "q8_0": 3e-2, "q4_0": 3e-1}
 QUANTISED_TOLERANCE = 1e-2
 # Error of F16 weights and rows that are rounded to 15 bits. Other kernels multiply float32 numbers.
 HALF_TOLERANCE = 1e-3
-# Running all launches together must give the same result; if not, one did not wait for another.
+# Running all launches in one step must give the same result as running them one by one. Otherwise a
+# launch did not wait for one that it depends on.
 TOGETHER_TOLERANCE = 1e-6
 
 

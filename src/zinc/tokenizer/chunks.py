@@ -81,7 +81,7 @@ class Chunker:
         yield text[at:] if at else text
 
     def _next(self, text: str, start: int) -> int:
-        """Return the first safe position from `start` on, or the end of the text."""
+        """Return the first safe position >= `start`, or the end of the text."""
         stop = min(len(text), start + self._longest)
         if found := self._safe.search(text, start, stop):
             return found.start()

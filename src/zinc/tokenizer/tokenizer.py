@@ -142,6 +142,7 @@ class Tokenizer:
             f"{path} has a tokenizer of the kind {model!r}",
             "zinc knows byte-pair (gpt2, gemma4), SentencePiece (llama, t5), WordPiece (bert) and "
             "RWKV World (rwkv) vocabularies",
+            "use another model, or a newer zinc",
         )
 
     # -- encoding -------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ class Tokenizer:
     ) -> list[int]:
         """Return the token ids of `text`.
 
-        add_special: add BOS and EOS if the model wants them. parse_special: recognise the text of
+        add_special: add BOS and EOS if the model uses them. parse_special: recognise the text of
         control tokens; leave it off for text from users. Lone surrogates, which UTF-8 cannot
         encode, become U+FFFD.
 
@@ -183,7 +184,7 @@ class Tokenizer:
     def encode_prompt(self, prompt: str, *, limit: int | None = None) -> list[int]:
         """Return the ids of a rendered chat prompt.
 
-        Control tokens are recognised, except in shielded text. If the model wants BOS, it comes
+        Control tokens are recognised, except in shielded text. If the model uses BOS, it comes
         first exactly once, whether or not the template wrote it. EOS is never added, since the
         answer follows. limit: as in `encode`.
         """

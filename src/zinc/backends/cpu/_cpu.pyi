@@ -38,7 +38,7 @@ def pack_tiles(
     data: NDArray[np.uint8],
     codebook: NDArray[np.uint8] | None = None,
 ) -> int:
-    """Fill tiles of 16 rows from `first_tile` on with consecutive rows of a GGUF tensor.
+    """Fill tiles of 16 rows starting at `first_tile` with consecutive rows of a GGUF tensor.
 
     The rows must end with the last row of a tile; the last tile of a plane may be partly filled.
     Returns the index after the last tile that was filled. Raises ValueError. `codebook`: as for

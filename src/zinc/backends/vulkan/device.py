@@ -1,6 +1,6 @@
 """An open Vulkan device with its compute queue and command buffers.
 
-A device is opened once a process, or once for each place that a split model has there. All
+A device is opened once per process, or once for each part of a split model that runs on it. All
 backends on it share it, so pipelines are made once. One timeline semaphore orders all work: each
 submission gets the next number, and a caller waits for the number of its submission.
 """
@@ -298,7 +298,11 @@ class Device:
         get(self._physical, byref(count), byref(families))
         able = [i for i, f in enumerate(families) if f.flags & vk.QUEUE_COMPUTE]
         if not able:
-            raise DeviceError(f"the Vulkan device {self.candidate.name} has no compute queue")
+            raise DeviceError(
+                f"the Vulkan device {self.candidate.name} cannot run zinc",
+                "it has no compute queue",
+                "choose another device with {device}",
+            )
         best = max(able, key=lambda i: (bool(families[i].flags & vk.QUEUE_GRAPHICS), -i))
         return best, families[best].timestampBits
 

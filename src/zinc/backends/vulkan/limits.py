@@ -1,4 +1,4 @@
-"""Measurement of a device's read bandwidth and of its int8 operations a second.
+"""Measurement of a device's read bandwidth and of its int8 operations per second.
 
 Kernels that do nothing else measure them, so that speeds can be given as a share of the limit.
 """
@@ -57,7 +57,7 @@ def read_bytes_per_s(
 def int8_ops_per_s(
     device: Device, memory: Memory, pipelines: Pipelines, repetitions: int = 5
 ) -> float:
-    """Return the operations a second of 4-way int8 dot products."""
+    """Return the operations per second of 4-way int8 dot products."""
     rounds = 16 if device.kind == CPU_DEVICE else 4096
     groups = device.features.compute_units * GROUPS_PER_UNIT
     buffer = memory.buffer(16)

@@ -75,6 +75,7 @@ def choose_type(properties: Any, kind: MemoryKind, unified: bool, allowed: int) 
         raise MemoryLimitError(
             "the device has no memory for zinc's buffers",
             f"it has no memory of the kind {kind.name}",
+            "update its driver, or choose another device with {device}",
         )
 
     def rank(x: tuple[int, Any]) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ SM_BUILTINS, SHADER_CORES = "VK_NV_shader_sm_builtins", "VK_AMD_shader_core_prop
 PORTABILITY = "VK_KHR_portability_subset"  # must be enabled if a device has it
 WAVE = 32  # subgroup size to ask for if the device lets us choose
 INTEL = 0x8086  # vendor
-INTEL_WAVE = 16  # with 32 lanes a thread of Intel's GPUs has too few registers, and kernels spill
+INTEL_WAVE = 16  # with 32 lanes, a thread of Intel's GPUs has too few registers, and kernels spill
 INTEL_REGISTERS = 128  # of a thread; each has 32 bits for every lane of the smallest subgroup
 SUBGROUPS = (8, 16, 32, 64)  # subgroup sizes that kernels are written for
 SUBGROUP_BASIC_OPERATIONS = 0b11111  # basic, vote, arithmetic, ballot, shuffle
@@ -70,7 +70,7 @@ _library: Library | None = None
 
 
 def library() -> Library:
-    """Return the Vulkan loader, loaded once a process. Raises DeviceError if there is none."""
+    """Return the Vulkan loader, loaded once per process. Raises DeviceError if there is none."""
     global _library
     with _lock:
         _library = _library or Library()

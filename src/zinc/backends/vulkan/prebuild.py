@@ -49,7 +49,7 @@ def device_classes() -> Iterator[Features]:
                         compute_units=n,
                     )
     for n, registers, shape in product(units, (64, 128), (None, *MATRIX_SHAPES[1:])):
-        # Only Xe2 and its successors, with 128 registers a lane, have matrices of 16 columns.
+        # Only Xe2 and its successors, with 128 registers per lane, have matrices of 16 columns.
         if shape is None or (shape.n == 16) == (registers == 128):
             yield Features(
                 16,

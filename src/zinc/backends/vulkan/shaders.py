@@ -169,7 +169,9 @@ def _compile(shader: KernelVariant) -> bytes:
             report = _run(program, shader, out)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise DeviceError(
-                f"the kernel {shader.name} could not be compiled", f"{program}: {error}"
+                f"the kernel {shader.name} could not be compiled",
+                f"{program}: {error}",
+                f"reinstall the Slang compiler: {INSTALL_SLANG}",
             ) from error
         if report or not out.is_file():
             defines = " ".join(f"-D{name}={value}" for name, value in shader.defines)

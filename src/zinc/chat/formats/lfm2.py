@@ -2,8 +2,8 @@
 
     <|tool_call_start|>[get_weather(city="Oslo"), now()]<|tool_call_end|>
 
-Asked for it, models write a JSON list of calls in the same place. Reasoning is between <think> and
-</think>.
+If the prompt requests it, models write a JSON list of calls in the same place. Reasoning is between
+<think> and </think>.
 """
 
 from __future__ import annotations

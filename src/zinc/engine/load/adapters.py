@@ -92,8 +92,8 @@ def open_adapters(
 ) -> AdapterFiles:
     """Open the adapters of a load and check that they suit the model, whose graph has `nodes`.
 
-    Raises RequestError for a file that is no adapter or was made for another model, ModelError for
-    a damaged one, and UnsupportedError for one that zinc cannot apply.
+    Raises RequestError for a file that is not an adapter or was made for another model, ModelError
+    for a damaged one, and UnsupportedError for one that zinc cannot apply.
     """
     found: list[AdapterFile] = []
     can_change = changeable(nodes)

@@ -64,7 +64,7 @@ class OpenModel:
     The first graph runs sequences up to the plain context of `spec`, the second, if there is one,
     longer sequences. draft_graphs: graphs of the model's NextN blocks, in their order, for the same
     sequences; () if they are not loaded. draft_tokens: the token ids of their logits, in order; ()
-    if there are logits for the whole vocabulary. adapters: LoRA adapters beside the weights.
+    if there are logits for the whole vocabulary. adapters: the model's LoRA adapters.
     """
 
     file: GGUFFile

@@ -309,7 +309,7 @@ def _rooms(
     speeds: Sequence[float],
     draft_bytes: DraftBytes,
 ) -> list[DeviceRoom]:
-    """Return the memory left on each device beside activations, divided where devices share it."""
+    """Return the memory that activations leave on each device, divided where devices share it."""
     rooms: list[list[int]] = [[] for _ in speeds]
     groups = memory_groups(backend.split)
     for group, memory in zip(groups, budgets(model.file, plans, backend), strict=True):

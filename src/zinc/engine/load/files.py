@@ -19,7 +19,7 @@ def resolve_model(name: str | os.PathLike[str] | None) -> Path:
 
     name: a path, or a name of the hub, the catalogue or Ollama (docs/models.md). Raises FormatError
     for a path without a file, MissingModelError for a model that has to be downloaded first, and
-    ModelNameError for text that is no name.
+    ModelNameError for an invalid name.
     """
     return EMBEDDED_MODEL if name is None else resolve(name)
 

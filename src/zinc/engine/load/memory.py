@@ -27,7 +27,7 @@ from zinc.ops.values import State
 
 # Share of the available memory that is left to the rest of the process and the page cache.
 RESERVE_SHARE = 0.15
-# Largest share of the memory beside the weights for recurrent states.
+# Largest share of recurrent states in the memory that the weights leave.
 STATE_SHARE = 1 / 16
 # Most recurrent states, for running sequences and checkpoints.
 MAX_STATE_SLOTS = 96
@@ -272,7 +272,7 @@ def choose_context(
         raise MemoryLimitError(
             f"a context of {wanted:,} tokens does not fit in memory",
             f"its keys and values need {needs_bytes(wanted) / 1e9:.1f} GB "
-            f"and {max(0.0, room) / 1e9:.1f} GB are left beside the weights",
+            f"and the weights leave {max(0.0, room) / 1e9:.1f} GB",
             f"choose {{context={max(1, fits)}}} or less"
             + (", or {kv_dtype=q8_0}" if kv_dtype == "f16" else "")
             + fewer_layers,

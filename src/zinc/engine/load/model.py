@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """A LoRA adapter beside a model.
+    """A LoRA adapter of a model.
 
     scale: for requests that name no scales. task_name, prompt_prefix: what the file says about its
     use; empty if it says nothing.

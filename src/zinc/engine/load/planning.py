@@ -311,11 +311,11 @@ def _draft_bytes(options: LoadOptions) -> DraftBytes:
 
 
 class _DraftMemory:
-    """The memory that the draft model in the file `path` takes; it is planned once a device."""
+    """The memory that the draft model in the file `path` takes; it is planned once per device."""
 
     def __init__(self, options: LoadOptions, path: Path) -> None:
         self._options, self._path = options, path
-        # By device, with the bytes that it takes beside its cache.
+        # By device, with the bytes that it takes in addition to its cache.
         self._planned: dict[int, tuple[PlannedModel, int]] = {}
 
     def __call__(self, device: Backend, context: int) -> int:

@@ -33,7 +33,7 @@ log = logging.getLogger("zinc.loading")
 
 
 def check_mode(options: LoadOptions) -> None:
-    """Raise RequestError if `options.speculate` is no mode, or does not suit the draft model."""
+    """Raise RequestError if `options.speculate` is unknown or does not fit `options.draft`."""
     mode = options.speculate
     if mode not in MODES:
         raise RequestError(

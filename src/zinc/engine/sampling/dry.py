@@ -82,7 +82,7 @@ class Suffixes:
 
 
 def z_lengths(tokens: Sequence[int]) -> NDArray[np.int64]:
-    """Return, for each i > 0, how many tokens from i on equal the tokens from 0 on; 0 at i = 0.
+    """Return, for each i > 0, the length of the common prefix of tokens[i:] and tokens; 0 at i = 0.
 
     The Z function (Gusfield 1997, section 1.4). It is linear, because no token is compared again
     once a match has passed it. Returns int [len(tokens)].
@@ -119,7 +119,7 @@ class Breakers:
         self.end = -1
 
     def follow(self, history: Positions, new: int) -> None:
-        """Remember the latest breaker in `history`, whose tokens from `new` on are new."""
+        """Update the latest breaker in `history` with its new tokens, history[new:]."""
         for end, token in enumerate(history[new:].tolist(), new + 1):
             for sequence in self._by_last.get(token, ()):
                 start = end - len(sequence)

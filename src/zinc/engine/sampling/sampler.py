@@ -74,6 +74,7 @@ class Sampler:
                 raise RequestError(
                     f"logit_bias names token {self._biased.max()}",
                     f"the vocabulary has tokens 0 to {n_vocab - 1}",
+                    "check that the ids are those of this model",
                     argument="logit_bias",
                 )
         self._stateful: list[_StatefulSampler] = []
@@ -400,12 +401,13 @@ def _greedy_rows(
 def check_peak(peak: float) -> None:
     """Check the largest logit of a row.
 
-    Raises RequestError if it says that no token is allowed, ModelError if it is not finite.
+    Raises RequestError if no token is allowed (-inf), ModelError for any other value out of range.
     """
     if peak == -math.inf:
         raise RequestError(
             "no token can be sampled",
             "logit_bias, ignore_eos and the constraint together ban the whole vocabulary",
+            "leave one of them out",
         )
     if not abs(peak) < _LARGEST_LOGIT:
         raise ModelError(

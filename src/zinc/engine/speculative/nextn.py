@@ -151,7 +151,7 @@ class NextNDrafter:
         return None if self._reads is NextNInput.OWN else len(self.blocks)
 
     def took(self, s: Sequence, first: int, rows: FloatArray) -> None:
-        """Take the model's hidden rows of accepted tokens of a sequence, from `first` on.
+        """Take the model's hidden rows of accepted tokens of a sequence, starting at `first`.
 
         rows: float32 [tokens, hidden], which the drafter keeps. If the rows before are not known,
         such as those of a cached prefix, the blocks see zeros in place of them. Rows run when
@@ -320,7 +320,7 @@ class NextNDrafter:
         *,
         outputs: bool,
     ) -> tuple[FloatArray, list[FloatArray]]:
-        """Run tokens `parts[i]` of sequence i from position `firsts[i]` on.
+        """Run tokens `parts[i]` of sequence i starting at position `firsts[i]`.
 
         rows: the hidden row that each token reads, [tokens, hidden]. Returns the logits of the last
         token of each sequence, or none, and the block's own hidden rows: for each sequence those of

@@ -59,7 +59,7 @@ class _Chains:
             self._extend_many(tokens, begin, end)
 
     def find(self, recent: Sequence[int], start: int) -> list[int]:
-        """Return positions from `start` on that may follow the tokens `recent`, newest first."""
+        """Return positions >= `start` that may follow the tokens `recent`, newest first."""
         found: list[int] = []
         position = self._heads[self._bucket(recent[-self.order :])]
         while position >= start and len(found) < _MOST_POSITIONS:

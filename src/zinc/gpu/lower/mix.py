@@ -24,11 +24,11 @@ THREADS = 64
 
 @lowers("mix")
 def mix(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    """Return one dispatch, in which each thread makes four columns of y."""
+    """Return one dispatch, in which each thread computes four columns of y."""
     x, residual, (y,) = rows(launch, "x"), rows_or_none(launch, "residual"), launch.outputs
     width = y.cols // int(launch.attributes["n_outputs"])
     if width % 4:
-        raise NotImplementedError(f"runs of {width} columns are not multiples of 4 wide")
+        raise NotImplementedError(f"the width {width} of a run is not a multiple of 4")
     kernel = KernelVariant(
         "mix",
         (

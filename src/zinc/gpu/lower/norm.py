@@ -76,7 +76,7 @@ def _norm(
     """
     x, (y,) = rows(launch, "x"), launch.outputs
     group = group or int(launch.attributes["group"])
-    # At least two float4s a thread: with fewer waves the barrier of the reduction is cheaper.
+    # At least two float4s per thread: with fewer waves the barrier of the reduction is cheaper.
     threads = min(MAX_THREADS, max(32, power_of_two(ceil_div(group, 8))))
     aligned = in_vectors(at, x, y, other) and group % 4 == 0
     kernel = KernelVariant(

@@ -178,7 +178,9 @@ def selective_scan(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
     decay, dt_bias, skip = (operand(launch, n, Weight) for n in ("decay", "dt_bias", "skip"))
     state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
     if b.cols > MAX_SCAN_SIZE:
-        raise NotImplementedError(f"channels with states of {b.cols} numbers")
+        raise NotImplementedError(
+            f"channels have states of at most {MAX_SCAN_SIZE} numbers, not {b.cols}"
+        )
     arguments = SelectiveScanArguments(
         step=at.step,
         x=at.ref(x),
@@ -242,7 +244,7 @@ def wkv7(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     state, (y,) = operand(launch, "state", RecurrentState), launch.outputs
     dim = int(launch.attributes["head_dim"])
     if dim % WKV_COLS or r.cols > MAX_WKV_COLS:
-        raise NotImplementedError(f"{r.cols} columns in heads of {dim}")
+        raise NotImplementedError(f"heads of {dim} in rows of {r.cols} columns are not supported")
     shared = 4 * WKV_COLS * (5 * dim + WKV_COLS)
     if shared > at.features.shared_bytes:
         raise NotImplementedError(
@@ -291,13 +293,15 @@ def by_token(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     x, attrs = RuleOperands.of(launch), {name: int(value) for name, value in launch.attrs}
     k_dim, v_dim = attrs["k_dim"], attrs["v_dim"]
     if k_dim % 16:
-        raise NotImplementedError(f"keys of {k_dim} columns are not a multiple of 16 wide")
+        raise NotImplementedError(f"the width {k_dim} of keys is not a multiple of 16")
     rollback = int("rollback" in attrs)
     is_one_row = bucket.tokens == 1 and not (at.features.batch_invariant or rollback)
     n_rows = 1 if is_one_row else DELTA_ROWS
     channels = "per_channel" in attrs
     if channels and v_dim % 4:
-        raise NotImplementedError(f"values of {v_dim} columns beside decays of channels")
+        raise NotImplementedError(
+            f"the width {v_dim} of values is not a multiple of 4, which decays of channels need"
+        )
     # Keys and queries, and their decays if each has one; values; gates.
     shared = n_rows * ((12 if channels else 8) * k_dim + 4 * DELTA_COLS + 8)
     if shared > at.features.shared_bytes:

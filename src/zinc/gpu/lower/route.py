@@ -45,7 +45,7 @@ def group_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatc
     routes, (order, starts) = rows(launch, "routes"), launch.outputs
     n_experts = int(launch.attributes["n_experts"])
     if n_experts > MAX_EXPERTS:
-        raise NotImplementedError(f"of {n_experts} experts, kernels sort at most {MAX_EXPERTS}")
+        raise NotImplementedError(f"kernels sort at most {MAX_EXPERTS} experts, not {n_experts}")
     arguments = GroupExpertsArguments(
         step=at.step,
         routes=at.ref(routes),

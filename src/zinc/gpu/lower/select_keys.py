@@ -44,7 +44,7 @@ def select_keys(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]
 def _scores(
     launch: Launch, at: Addresses, bucket: Bucket, first: int, n_tokens: int, scores: int
 ) -> Dispatch:
-    """Return the dispatch that scores positions for `n_tokens` tokens from `first` on."""
+    """Return the dispatch that scores positions for `n_tokens` tokens starting at `first`."""
     q, weights = rows(launch, "q"), rows(launch, "weights")
     state = operand(launch, "cache", KVState)
     if state.n_heads != 1 or state.head_dim % 8:
@@ -90,7 +90,7 @@ def _scores(
 def _selection(
     launch: Launch, at: Addresses, bucket: Bucket, first: int, n_tokens: int, scores: int
 ) -> Dispatch:
-    """Return the dispatch that selects positions for `n_tokens` tokens from `first` on."""
+    """Return the dispatch that selects positions for `n_tokens` tokens starting at `first`."""
     (out,) = launch.outputs
     arguments = SelectKeysArguments(
         step=at.step,

@@ -1,4 +1,4 @@
-"""A launch with random rows in an arena of its own, and its result by the reference."""
+"""A launch with random rows in its own arena, and the reference's result for it."""
 
 from __future__ import annotations
 

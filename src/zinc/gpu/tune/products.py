@@ -77,7 +77,7 @@ def _asked(
 
 
 def _parts(launch: Launch) -> Iterator[Launch]:
-    """Yield, for a launch of several parts, one launch a part and one for each weight format."""
+    """Yield, for a launch of several parts, one launch per part and one for each weight format."""
     signature = OPS[launch.kernel].signature
     n_parts = signature.n_parts(launch.inputs)
     if n_parts == 1:

@@ -102,7 +102,7 @@ class Search:
             self._runs.compile(tiles)
         except DeviceLostError:
             raise
-        except ZincError:  # one of them: find out which
+        except ZincError:  # compile them one by one to find the one that fails
             return [tile for tile in tiles if self._guarded(tile, self._compile)]
         return tiles
 
@@ -128,7 +128,7 @@ class Search:
         return True
 
     def _finish(self, default: Any) -> None:
-        """Time the best tiles and the formula's by turns, and put the fastest into the row."""
+        """Time the best tiles and the formula's alternately, and put the fastest into the row."""
         best = sorted(self._us, key=lambda tile: self._us[tile])[:FINALISTS]
         final = dict.fromkeys([*([default] if default in self._us else []), *best], float("inf"))
 

@@ -50,7 +50,7 @@ def _branches(node: Node) -> list[tuple[Node, ...]]:
         case Repeat(item, least, most) if most == 1:
             found = _branches(item) + ([()] if least == 0 else [])
         case Repeat():
-            raise PatternError("an anchor stands in a repeated group")
+            raise PatternError("an anchor is inside a repeated group")
         case _:
             found = [(node,)]
     if len(found) > MAX_BRANCHES:

@@ -62,7 +62,7 @@ class _Parser:
     def parse(self) -> Node:
         node = self._choice()
         if self._at < len(self._text):
-            raise PatternError("a parenthesis is closed that was not opened")
+            raise PatternError("a closing parenthesis has no opening one")
         return node
 
     def _peek(self, text: str) -> bool:
@@ -223,14 +223,14 @@ class _Parser:
             n = end - self._at
             code = self._hex(n) if 0 < n <= 8 else LAST + 1
             if code > LAST:
-                raise PatternError("an escape names no code point")
+                raise PatternError("an escape is not a code point of up to 10FFFF")
             self._at += 1
             return code
         code = self._hex(4)
         if 0xD800 <= code < 0xDC00 and self._take("\\u"):
             low = self._hex(4)
             if not 0xDC00 <= low <= 0xDFFF:
-                raise PatternError("half a surrogate pair is not a character")
+                raise PatternError("an unpaired surrogate is not a character")
             return 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
         return code
 

@@ -93,7 +93,7 @@ def _checked_text(text: object) -> str:
     if not isinstance(text, str):
         raise SchemaError("a key is not a string")
     if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-        raise SchemaError("a string has half a surrogate pair")
+        raise SchemaError("a string has an unpaired surrogate")
     return str(text)
 
 
@@ -185,7 +185,7 @@ class Document:
         if fragment and not fragment.startswith("/"):
             anchor = self._anchors.get((uri, fragment))
             if anchor is None:
-                raise SchemaError(f"{reference[:80]!r} names nothing", parent.path, "$ref")
+                raise SchemaError(f"{reference[:80]!r} is not in the schema", parent.path, "$ref")
             return anchor
         found, base, path = self._resources[uri], uri, "#"
         for part in fragment.split("/")[1:]:
@@ -196,7 +196,7 @@ class Document:
                     and int(key) < len(found):  # fmt: skip
                 found = found[int(key)]
             else:
-                raise SchemaError(f"{reference[:80]!r} names nothing", parent.path, "$ref")
+                raise SchemaError(f"{reference[:80]!r} is not in the schema", parent.path, "$ref")
             path = _joined(path, key)
             if isinstance(found, dict) and id(found) in self._bases:
                 base = self._bases[id(found)][1]

@@ -65,7 +65,7 @@ class Evaluator:
         if located in self._known:
             return self._known[located]
         if located in self._active:
-            raise SchemaError("$ref leads back to itself", located.path, "$ref")
+            raise SchemaError("$ref refers to itself", located.path, "$ref")
         if len(self._active) >= MAX_NESTED:
             raise SchemaError("its references are nested too deeply", located.path)
         if len(self._known) >= MAX_SUBSCHEMAS:

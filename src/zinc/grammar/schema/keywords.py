@@ -227,7 +227,7 @@ class Keywords:
             return None
         others = _APPLICATORS | ({"contains"} if keyword == "unevaluatedItems" else set())
         if others & schema.keys():
-            self.cannot(keyword, "is not supported beside keywords that apply other schemas")
+            self.cannot(keyword, "is not supported together with keywords that apply other schemas")
             return None
         return self._document.child(self._located, keyword)
 

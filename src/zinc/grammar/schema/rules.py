@@ -97,7 +97,7 @@ class SchemaRules:
         if not found or (
             " & " in expression and self._evaluator.sets.is_empty_terminal(expression)
         ):
-            raise SchemaError("no text is valid by it")
+            raise SchemaError("it allows no text")
         return expression
 
     def _part(self, at: Sequence[str | int]) -> Conjunction:

@@ -175,7 +175,7 @@ class ValueSets:
         """Count `n` steps of work. Raises SchemaError beyond MAX_STEPS."""
         self._n_steps += n
         if self._n_steps > MAX_STEPS:
-            raise SchemaError("it takes too many steps to work out")
+            raise SchemaError("it takes too many steps to evaluate")
 
     def member(self, object: Object, key: str) -> Conjunction:
         """Return the subschemas that apply to the value of a key."""

@@ -71,7 +71,7 @@ class RuleSet:
         """Yield the lines of the grammar, without useless rules. Raises SchemaError."""
         rules = self._productive()
         if not rules.get(start):
-            raise SchemaError("no value is valid by it")
+            raise SchemaError("it allows no value")
         n_characters = 0
         for name in _reachable(rules, start):
             line = f"{name}: " + " | ".join(_text(each) for each in rules[name])
@@ -83,7 +83,7 @@ class RuleSet:
         for schema, name in self._leaves.items():
             yield f"{name}: %json {schema}"
         if n_characters > MAX_CHARACTERS:
-            raise SchemaError("it becomes too large a grammar")
+            raise SchemaError("its grammar would be too large")
 
     def _productive(self) -> dict[str, Alternatives]:
         """Return the rules, without alternatives that derive no finite text."""

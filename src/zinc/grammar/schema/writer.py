@@ -79,7 +79,7 @@ class Writer:
             self.rules.add(name, [])
             self.rules.add(name, self._body(name, conjunction, kinds))
             if len(self.rules.rules) > MAX_RULES:
-                raise SchemaError("it becomes too large a grammar")
+                raise SchemaError("its grammar would be too large")
         return self.rules.prefix
 
     def value(self, conjunction: Conjunction) -> Ref:

@@ -12,7 +12,7 @@ from zinc.ops.values import Value
 def mlp(layer: Layer, x: Value, residual: Value) -> Value:
     """Return residual + MLP(x) for normalised rows x [tokens, hidden].
 
-    In a model with experts, the last layer of each period has them, from `n_dense_layers` on.
+    In a model with experts, the last layer of each period has them, after `n_dense_layers` layers.
     """
     spec, e = layer.spec, layer.spec.experts
     if e is not None and layer.index >= spec.n_dense_layers and (layer.index + 1) % e.period == 0:

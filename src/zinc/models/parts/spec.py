@@ -72,7 +72,7 @@ class Attention:
     Positions that a query sees:
 
         window    the last ones, 0 for all. In an encoder, those less than this far before or after.
-        chunked   those from the last multiple of `window` on instead.
+        chunked   those since the last multiple of `window` instead.
         top_k     at most this many, which an indexer selects; 0 for all.
 
     Scores:

@@ -25,7 +25,7 @@ def _signed(type: GGMLType, index: NDArray[Any], scales: Values, signs: Values) 
 
 
 def _seven_bit_signs(words: NDArray[np.uint32]) -> Values:
-    """Unpack four 7-bit sign patterns a word, low bits first: [n, 8] to float32 [n, 32, 8]."""
+    """Unpack four 7-bit sign patterns per word, low bits first: [n, 8] to float32 [n, 32, 8]."""
     index = words[:, :, None] >> np.arange(0, 28, 7, dtype=np.uint32) & 0x7F
     return parity_signs().take(index.reshape(len(words), 32), axis=0)
 

@@ -1,4 +1,4 @@
-"""Decoders of the K and TQ types, with 256 elements a block; scales of K types are quantised."""
+"""Decoders of the K and TQ types, with 256 elements per block; scales of K types are quantised."""
 
 from __future__ import annotations
 

@@ -32,9 +32,9 @@ class Journal:
 
     Opening repairs the end of the file and reads which rows are done. Custom ids are kept as
     digests of 16 bytes, about 100 bytes of memory for each row. retry_failed: remove the lines of
-    failed rows, which then count as not done. n_done: rows that are done. n_failed: those of them
-    that failed. Raises RequestError if the file is no output of a batch or no regular file, or
-    another process has it open, and OSError if it cannot be read and written.
+    failed rows, which then count as not done. n_done: rows that are done. n_failed: done rows that
+    failed. Raises RequestError if the file is not the output of a batch, is not a regular file, or
+    is open in another process, and OSError if it cannot be read and written.
     """
 
     def __init__(self, path: Path, retry_failed: bool = False) -> None:

@@ -163,7 +163,8 @@ def count_values(body: bytes | bytearray) -> int:
         raise ApiError(
             413,
             "the request has too many values",
-            f"it may have {MAX_VALUES} values, and {MAX_MEMBERS} objects, members and arrays",
+            f"this server reads at most {MAX_VALUES} values, and {MAX_MEMBERS} objects, members "
+            "and arrays",
             "send several requests",
             code="request_too_large",
         )

@@ -67,7 +67,7 @@ def report_failure(record: Record, error: BaseException) -> None:
     An error that the client did not cause is also logged with its traceback.
     """
     if isinstance(error, ClientDisconnect):
-        record.error = "the client has gone"
+        record.error = "the client disconnected"
     elif isinstance(error, ApiError):
         record.error = error.code or error.what
     elif isinstance(error, RequestError | TemplateError | UnsupportedError):

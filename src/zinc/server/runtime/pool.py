@@ -146,7 +146,7 @@ class ModelPool:
         self.entries = {**self.entries, source.name: Entry(source)}
 
     def forget(self, entry: Entry) -> None:
-        """Offer a model no longer; the last one stays."""
+        """Stop offering a model, unless it is the only one."""
         if len(self.entries) > 1:
             self.entries = {name: e for name, e in self.entries.items() if e is not entry}
 
@@ -277,7 +277,7 @@ class ModelPool:
         if budget is not None and entry.needed_bytes > budget:
             log.warning(
                 "%s: it needs %.0f MB, more than the memory budget of %.0f MB, so no other model "
-                "stays loaded beside it",
+                "stays loaded at the same time",
                 entry.source.name,
                 entry.needed_bytes / 1e6,
                 budget / 1e6,

@@ -110,7 +110,7 @@ struct StateLayer {
 // operand has none of them.
 struct Operand {
     RowFormat format = RowFormat::f32;  // of rows in the arena: storage format,
-    int32_t cols = 0;                   //   elements a row,
+    int32_t cols = 0;                   //   elements per row,
     int64_t stride = 0;         //   bytes from row to row (0: a single row for all rows of the launch),
     int64_t room = 0;           //   number of rows that fit between `data` and the end of the arena,
     std::byte* data = nullptr;  //   first byte; null if the operand is absent or not rows
@@ -140,7 +140,7 @@ struct Batch {
         int64_t stride = 0;
     };
     std::vector<Table> tables;  // by KVLayer::group
-    // [n_sequences][n_adapters] scale with which a sequence uses each LoRA adapter; null if none is used
+    // [n_sequences][n_adapters] scale of each LoRA adapter for a sequence; null if none is used
     const float* adapters = nullptr;
     int32_t n_adapters = 0;
 };

@@ -114,7 +114,7 @@ void run(PyProgram& self, int first, int last, Ints ids, Ints positions, Ints se
     if (length(positions) != b.n_tokens || length(sequence) != b.n_tokens)
         throw std::invalid_argument("ids, positions and sequence differ in length");
     if (length(state_slot) != b.n_sequences)
-        throw std::invalid_argument("state_slot needs one slot a sequence");
+        throw std::invalid_argument("state_slot needs one slot per sequence");
     b.ids = ids.data();
     b.positions = positions.data();
     b.sequence = sequence.data();
@@ -123,12 +123,12 @@ void run(PyProgram& self, int first, int last, Ints ids, Ints positions, Ints se
     b.state_slot = state_slot.data();
     for (const auto& t : tables) {
         if (static_cast<int32_t>(t.shape(0)) != b.n_sequences)
-            throw std::invalid_argument("a block table needs one row a sequence");
+            throw std::invalid_argument("a block table needs one row per sequence");
         b.tables.push_back({t.data(), static_cast<int64_t>(t.shape(1))});
     }
     if (adapters) {
         if (static_cast<int32_t>(adapters->shape(0)) != b.n_sequences)
-            throw std::invalid_argument("adapters need one row a sequence");
+            throw std::invalid_argument("adapters need one row per sequence");
         b.adapters = adapters->data();
         b.n_adapters = static_cast<int32_t>(adapters->shape(1));
     }

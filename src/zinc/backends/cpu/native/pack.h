@@ -15,8 +15,8 @@ PackedTensor allocate(const WeightFormat& format, int64_t planes, int64_t rows, 
 // Number of tiles of a tensor over all planes. The last tile of a plane may be partly filled.
 int64_t tile_count(const PackedTensor& tensor);
 
-// Packs `data`, rows in the encoding of the GGUF file, into the tiles from `first_tile` on. The rows must end
-// with the last row of a tile. `codebook` has format.codebook_bytes bytes, the digits of all points
+// Packs `data`, rows in the encoding of the GGUF file, into the tiles starting at `first_tile`. The rows must
+// end with the last row of a tile. `codebook` has format.codebook_bytes bytes, the digits of all points
 // (iq_formats.cpp); an unknown digit decodes to some value of the format's table. Returns the index after the
 // last tile that was filled. Throws std::invalid_argument if the sizes contradict each other.
 int64_t pack_tiles(Pool& pool, PackedTensor& tensor, int64_t first_tile, std::span<const std::byte> data,

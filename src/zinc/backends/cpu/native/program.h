@@ -44,10 +44,10 @@ private:
     bool profile_ = false;
 };
 
-// Measures read bandwidth in bytes a second: all threads read a buffer of `bytes` bytes `reps` times; returns
-// the fastest pass.
+// Measures read bandwidth: all threads read a buffer of `bytes` bytes `reps` times. Returns bytes per second
+// of the fastest pass.
 double read_bandwidth(Pool& pool, int64_t bytes, int reps);
-// Measures 8-bit operations a second of all threads; a multiply-add counts as two.
+// Measures 8-bit operations per second of all threads; a multiply-add counts as two.
 double int8_peak(Pool& pool, const Level& level);
 
 }  // namespace zinc

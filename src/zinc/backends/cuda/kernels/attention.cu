@@ -23,7 +23,8 @@ SHARED float2 totals[WAVES][EACH]; // maximum and sum of the softmax
 
 #define PLACES (SELECTED ? AT_ONCE : 1)
 
-/// Where keys from key `at` of a split on lie: in one block, or each selected key in any block.
+/// Locations of the next keys of a split, starting at key `at`. They share a block, but each selected
+/// key may be in a block of its own.
 struct Places
 {
     uint position[PLACES], block[PLACES];

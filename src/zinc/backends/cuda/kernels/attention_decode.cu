@@ -1,12 +1,12 @@
 // Attention of few tokens on tensor cores (decode, and verification of drafts). A block takes a split
 // of the keys (grid.x) of one token or a tile of tokens (grid.z) for EACH heads that share a KV head
-// (part of grid.y). These are 8 queries, or 16 of heads up to 128 wide. A warp multiplies KEYS keys
-// at once, 8 or 16.
+// (part of grid.y). A block has 8 queries, or 16 if heads are at most 128 wide. A warp multiplies
+// KEYS keys at once, 8 or 16.
 // Keys and values are loaded from memory straight into operands of tensor cores (mma.cuh). That is
 // possible because a product sums over dimensions, whose order may be any that both operands share.
 //   WAVES    warps of a block, each of which takes every WAVES-th group of keys
-//   CLUSTER  if defined, the splits of a head, whose blocks form a cluster and merge their sums
-//            through shared memory
+//   CLUSTER  number of splits of a head; their blocks form a cluster and merge their sums through
+//            shared memory. Undefined without clusters
 //
 // With g = lane / 4 and q = lane % 4, a lane has dimensions 32 c + 8 q to 32 c + 8 q + 7 of keys g
 // and g + 8, and dimensions 64 c + 8 g to 64 c + 8 g + 7 of values 2 q, 2 q + 1, 2 q + 8, 2 q + 9.
@@ -32,8 +32,8 @@ SHARED float2 totals[WAVES][ROWS]; // maximum and sum of the softmax
 #include "merge_splits.cuh"
 #endif
 
-/// The keys from position `at` on, which lie in one block. Past the last key, a block holds zeros
-/// or stale numbers, never NaN.
+/// KEYS keys of one block, starting at position `at`. Past the last key, a block holds zeros or stale
+/// numbers, never NaN.
 struct Keys
 {
     Chunk chunks[KEYS / 8][KEY_CHUNKS];
@@ -47,7 +47,7 @@ struct Keys
                 chunks[t][c] = from.at(8 * t, 4 * c, HEAD_DIM);
     }
 
-    /// Replaces the keys of tokens in this step, given those from position `at` on.
+    /// Replaces keys of tokens in this step by the prepared ones. `at` is the position of the first key.
     MEMBER void replace(const KeySplit& split, uint at, uint g, uint q)
     {
         UNROLL for (uint t = 0; t < KEYS / 8; t++)
@@ -182,7 +182,7 @@ struct WarpQueries
         }
     }
 
-    /// Turns scores of the keys from `at` on into weights of values, and scales the sums.
+    /// Turns scores of the keys starting at `at` into weights of values, and scales the sums.
     MEMBER void weigh(ARGS, KeySplit split, uint at, uint q, float (&scores)[KEYS / 8][4])
     {
         UNROLL for (uint h = 0; h < GROUPS; h++)

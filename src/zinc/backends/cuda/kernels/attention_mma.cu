@@ -77,7 +77,7 @@ struct WarpRows : RowPair
             }
     }
 
-    /// Turns scores of the keys from position `from` on into weights of values, and scales the sums.
+    /// Turns scores of the keys starting at position `from` into weights of values, and scales the sums.
     MEMBER void weigh(ARGS, QueryTile& t, uint from, float (&scores)[OWN_KEYS / 8][4])
     {
         float corrections[2];

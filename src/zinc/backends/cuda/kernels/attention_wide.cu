@@ -3,7 +3,7 @@
 // split of the keys (grid.z). The sums of a row do not fit into the registers of one warp, so warps
 // divide the two products in different ways:
 //
-//     scores   16 rows a warp; DIM_WARPS warps add up their dimensions, KEY_WARPS share positions
+//     scores   16 rows per warp; DIM_WARPS warps add up their dimensions, KEY_WARPS share positions
 //     sums     all rows; each warp has HEAD_DIM_V / WARPS columns of the values
 //
 // Scores and weights go through shared memory in between. While values of a tile of BK positions are
@@ -250,7 +250,7 @@ struct WarpRows
         }
     }
 
-    /// Turns the scores of a tile from position `from` on into weights of values. All warps of a row
+    /// Turns the scores of a tile starting at position `from` into weights of values. All warps of a row
     /// do so, and each stores some of them.
     MEMBER void weigh(ARGS, QueryTile& t, uint from, uint lane)
     {

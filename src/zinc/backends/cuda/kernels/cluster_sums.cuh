@@ -1,6 +1,6 @@
 // Sums over the blocks of a cluster (cluster.cuh) that split the columns of a product. Each block
-// adds the sums of all blocks for its share of the rows. BLOCKS is the number of blocks, 1 if there
-// is no cluster.
+// adds the sums of all blocks for its share of the rows. BLOCKS is the number of blocks, 1 without a
+// cluster.
 
 #pragma once
 

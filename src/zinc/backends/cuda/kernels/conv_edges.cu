@@ -1,4 +1,4 @@
-// The first kernel of the convolution of many rows (conv_block.cuh): saves four columns a thread
+// The first kernel of the convolution of many rows (conv_block.cuh): saves four columns per thread
 // (grid.x) of the rows before a block (grid.y).
 
 #define THREADS 128

@@ -82,8 +82,8 @@ DEVICE uint firstColumn(ARGS, uint part)
     return part * args.n_k_heads * K_DIM;
 }
 
-/// Loads the parts of 16 rows and 16 columns of a matrix as right operands: rows of B^T from `row` on,
-/// from chunk `chunk` on. `low` lies `tile` chunks after `high`.
+/// Loads the parts of 16 rows and 16 columns of a matrix as right operands: rows of B^T starting at `row`,
+/// starting at chunk `chunk`. `low` lies `tile` chunks after `high`.
 template <class Rows>
 DEVICE void loadSplit(const uint4* matrix, uint tile, uint row, uint chunk, uint (&high)[4], uint (&low)[4])
 {

@@ -56,7 +56,7 @@ struct LoadedRows
     float alpha, beta;
 };
 
-/// Loads the rows of `span` from `at` on. Past its end, the last row is loaded again.
+/// Loads the rows of `span` starting at `at`. Past its end, the last row is loaded again.
 DEVICE LoadedRows loadRows(const Span& span, int at, uint3 group, uint thread)
 {
     uint head = group.x, k_head = keyHeadOf(span.args, head);

@@ -5,14 +5,15 @@
 // chunk i uses half i mod 2:
 //
 //   S      [value heads, V_DIM, K_DIM]   the state before the chunk; none is stored for chunk 0
-//   k      [CHUNK - 1, key heads, K_DIM] the inputs of its rows, but for the last one, as they came
+//   k      [CHUNK - 1, key heads, K_DIM] the unprocessed inputs of its rows, except the last row
 //   v      [CHUNK - 1, value heads, V_DIM]
 //   alpha  [CHUNK - 1, value heads], with CHANNELS [CHUNK - 1, value heads, K_DIM]
 //   beta   [CHUNK - 1, value heads]
 //
 // A step starts from S of its first position's chunk and runs the rows of the chunk before that
-// position again, through the same instructions. So it gets the bits that it would have got if the
-// rows after that position had never run. (delta_step rounds otherwise than delta_rule.)
+// position again, through the same instructions. After a rollback the results are therefore
+// bit-identical to those of a sequence in which the rejected rows never ran. (delta_step and
+// delta_rule round differently.)
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// delta_step: convolution, gated delta rule and gated norm of steps with one token a sequence
+// delta_step: convolution, gated delta rule and gated norm of steps with one token per sequence
 // (zinc.ops.recurrent_step). A block computes value heads of sequences, one after another. The state
 // is stored as S transposed: [value heads, V_DIM, K_DIM]. A group of SHARE lanes updates COLUMNS
 // columns of S, and each lane holds every SHARE-th float4 of a column. The kernel loads the states
@@ -150,7 +150,7 @@ DEVICE void keepInputs(
 #endif
 
 /// Normalises the outputs of the head, multiplies them with silu(z) and stores them. The first warp
-/// calls it with four columns a lane.
+/// calls it with four columns per lane.
 DEVICE void storeNormalised(ARGS, uint8_t* row, uint head, const float* z, uint lane)
 {
     const bool inside = 4 * lane < V_DIM;
@@ -332,9 +332,9 @@ EARLY_KERNEL(delta_step, Arguments)
                 at.isFirst(args), alpha, beta);
 #else
         const bool stores = true, fresh = at.position == 0;
-        // Value heads that share a key head have all read its columns before the last one writes
-        // them. The count arrives while the block works. It needs no fence, which would wait for
-        // the stores of the head before: all threads had the columns before the barrier.
+        // The last value head that shares a key head overwrites its columns, after all others have
+        // read them. The atomic completes while the block works. It needs no fence, which would wait
+        // for the stores of the previous head: all threads have read the columns before the barrier.
         uint* arrived = args.arrived + (at.sequence * args.n_k_heads + at.k_head);
         const uint n_read = thread == 0 ? atomicAdd(arrived, 1u) : 0;
 #endif

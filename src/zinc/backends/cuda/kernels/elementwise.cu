@@ -1,4 +1,4 @@
-// Elementwise ops, four columns a thread.
+// Elementwise ops, four columns per thread.
 //   OP        the op, an ElementwiseOp
 //   RUN       columns that a gate scales, in GATE_RUNS
 //   SOFTPLUS  gates are softplus of b, not sigmoid

@@ -1,4 +1,4 @@
-// GEMV of slots with the experts that they chose: moe_glu, and the products of moe_down.
+// GEMV of slots with their selected experts: moe_glu, and the products of moe_down.
 //   BY_EXPERT  a workgroup multiplies slots of one expert (group.y), BATCH at a time, and SPREAD
 //              workgroups share the expert (group.z). Otherwise it multiplies one slot, at position
 //              group.y of `order`.

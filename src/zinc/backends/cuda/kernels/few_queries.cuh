@@ -2,12 +2,12 @@
 // keys (group.x) of one token (group.z), for EACH heads that share a KV head (part of group.y).
 // Each split leaves partial sums for attention_merge; a token with one split is finished here.
 //   ALIBI     scores fall with the distance of query and key, by a slope of each head
-//   CHUNKED   a token sees the keys from the last multiple of the window on
-//   PREPARES  heads of q, k and v come as the projections made them. Each workgroup normalises and
-//             rotates the heads that it needs, and the workgroups of the last split store key and
-//             value in the cache. No other workgroup of this step reads them there. The last
-//             workgroup to end merges the splits of its heads (merge_splits.cuh), or a cluster of
-//             workgroups does (merge_cluster.cuh).
+//   CHUNKED   a token sees the keys at and after the last multiple of the window
+//   PREPARES  q, k and v are the outputs of the projections. Each workgroup normalises and rotates
+//             the heads that it needs, and the workgroups of the last split store key and value in
+//             the cache. No other workgroup of this step reads them there. The last workgroup to
+//             finish merges the splits of its heads (merge_splits.cuh), or a cluster of workgroups
+//             does (merge_cluster.cuh).
 //   SELECTED  a token sees the positions in its row of `selected` only, of which a split has some
 //   ONE_TOKEN with PREPARES the step has one token
 //   TILE_TOKENS  neighbouring tokens of one sequence that a workgroup takes, if sequences of a step
@@ -257,7 +257,7 @@ DEVICE HeadSource headSource(ARGS, KeySplit split, uint r)
     return { v, HEAD_DIM_V, nullptr, args.normalises_v != 0, nullptr };
 }
 
-/// Stores the prepared key or value of a position as chunks of `own_chunks` from `first` on, and in
+/// Stores the prepared key or value of a position as chunks of `own_chunks` starting at `first`, and in
 /// the cache if the position is that of a token of the workgroup.
 DEVICE void storeOwnHead(
     ARGS, KeySplit split, Plane plane, uint position, uint head_dim, uint first, uint slot, uint lane)

@@ -21,7 +21,7 @@ DEVICE uint8_t* xAt(ARGS, uint i, uint plane) { return rowAt(args, i); }
 DEVICE uint8_t* xAt(ARGS, uint i, uint plane) { return rowAt(args, i, plane); }
 #endif
 
-/// The tile: weight rows from `first` on of a plane, rows of x from `at` to `end`.
+/// The tile: weight rows of a plane, starting at `first`, and rows of x from `at` to `end`.
 struct TileOrigin
 {
     uint first, plane, at, end;
@@ -31,11 +31,11 @@ struct TileOrigin
 };
 
 #if MATRICES && ROWS_Q8
-#define WEIGHTS_EACH ((ROWS * UNITS + THREADS - 1) / THREADS) // units that a thread brings
+#define WEIGHTS_EACH ((ROWS * UNITS + THREADS - 1) / THREADS) // units that a thread loads
 #define ACTIVATIONS_EACH ((BATCH * UNITS + THREADS - 1) / THREADS)
 
-/// A thread's units for the next step of the loop, loaded while this one is multiplied. Past the
-/// last unit or row they repeat it.
+/// A thread's units for the next step of the loop, loaded while the current ones are multiplied. Past
+/// the end of a row or of the matrix, the last unit or row is loaded again.
 struct Prefetch
 {
     uint rows[WEIGHTS_EACH];

@@ -1,12 +1,12 @@
-// GEMM of many slots with the experts that they chose, on tensor cores. A block multiplies the slots of
-// an expert (group.z), BATCH at a time, with PASSES tiles of ROWS weight rows each (group.x); SPREAD
+// Grouped GEMM of many slots with their selected experts, on tensor cores. A block multiplies the slots
+// of an expert (group.z), BATCH at a time, with PASSES tiles of ROWS weight rows each (group.x); SPREAD
 // blocks (group.y) share the slots. Slabs of the rows that half_rows has converted are copied to shared
 // memory, STAGES deep.
 //   DEEP    slabs of weights that a warp has in flight
 //   PASSES  if more than 1, STAGES has all slabs, which are copied once for all tiles
 //
-// With few slots for each expert, reads of weights limit the speed. Nearly every expert has slots, so
-// the first weights are loaded before it is known which slots.
+// With few slots for each expert, read bandwidth limits the speed. Nearly every expert has slots, so
+// the first weights are loaded before the slots of the expert are known.
 
 #include "expert_rows.cuh"
 using TileArguments = ExpertTileArguments;
@@ -72,7 +72,7 @@ DEVICE void awaitSlab(const TileArguments& args, uint slab, uint tiles, uint thr
     commitCopies();
 }
 
-/// Multiplies a batch of slots with the block's weight rows, from `first` on. `next` has the first DEEP
+/// Multiplies a batch of slots with the block's weight rows, starting at `first`. `next` has the first DEEP
 /// slabs of weights, and in the end those of the next batch, if there is one.
 DEVICE void multiplySlots(
     const TileArguments& args, const TileOrigin& origin, StoredSlab (&next)[DEEP], uint first,

@@ -1,7 +1,7 @@
 // GEMM over float weights and float32 rows on tensor cores (tf32.cuh). A block computes a tile of ROWS
 // weight rows by BATCH rows of x. Slabs of 32 columns of both are copied to shared memory, STAGES
 // deep, and each slab is summed apart, so that tensor cores round short sums only.
-//   SPLITS  blocks (group.z) that split the columns of a tile; the last to end adds up their sums
+//   SPLITS  blocks (group.z) that split the columns of a tile; the last to finish adds up their sums
 //
 // Rows of x are aligned to 16 bytes, and rows of both are whole units. In step s of a slab lane c of a
 // quad multiplies columns 8 s + 2 c and the next, which are one load from shared memory.

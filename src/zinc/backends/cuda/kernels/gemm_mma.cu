@@ -8,8 +8,8 @@
 //   DEEP      slabs of weights that a warp has in flight
 //   GROUPS    1: warps multiply in groups (wgmma), and another group copies the slabs. ROW_TILES,
 //             KSPLIT and SPLITS are 1 then
-//   SPLITS    blocks (group.z) that split the columns of a tile; the last to end adds up their sums.
-//             With EXPERTS it is 1
+//   SPLITS    blocks (group.z) that split the columns of a tile; the last to finish adds up their
+//             sums. 1 with EXPERTS
 
 #if EXPERTS
 #include "expert_rows.cuh"

@@ -77,7 +77,7 @@ DEVICE void mergeSplits(
 
 #endif
 
-/// Puts the sums of STORED_TILES tiles of x, from `first` on, into shared memory.
+/// Puts the sums of STORED_TILES tiles of x, starting at `first`, into shared memory.
 DEVICE void shareSums(const Sums& sums, uint first, uint warp, uint part, uint lane)
 {
     UNROLL for (uint t = 0; t < WEIGHTS * ROW_TILES; t++)

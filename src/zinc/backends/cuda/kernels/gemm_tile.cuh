@@ -19,7 +19,7 @@
 
 DEVICE uint slabCount(ARGS) { return (COLUMNS + SLAB - 1) / SLAB; }
 
-/// The place of a warp in its tile: weight rows from `first` on of a plane, rows of x from `at` to
+/// The work of a warp in its tile: weight rows of a plane, starting at `first`, rows of x from `at` to
 /// `end`, slabs of columns from `slab` to `last_slab`, and one of KSPLIT parts of them.
 struct TileOrigin
 {
@@ -54,7 +54,7 @@ struct Sums
     }
 };
 
-/// Returns the place of a warp in a tile of weight rows from `first` on, without rows of x and columns.
+/// Returns the place of a warp in a tile of weight rows starting at `first`, without rows of x and columns.
 DEVICE TileOrigin warpOrigin(uint first, uint thread)
 {
     TileOrigin origin;

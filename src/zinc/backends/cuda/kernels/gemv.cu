@@ -1,14 +1,14 @@
 // GEMV of BATCH rows of x with up to four matrices of one format and width (linear, linear_glu). A
 // tile has TILE rows of one matrix, ROWS of them for each warp, and KSPLIT warps split the columns
-// of a row. A block multiplies every gridDim.x-th tile. It stores all of them at its end, so that
-// its warps do not wait for each other before. A lane keeps DEEP units of each of its rows in
-// flight, across tiles too. It loads the first ones before the kernel waits for x.
-//   BATCH       rows of x, the last of which the step may lack
+// of a row. A block multiplies every gridDim.x-th tile and stores all results at its end, so that its
+// warps synchronise only once. A lane keeps DEEP units of each of its rows in flight, across tiles
+// too. It loads the first ones before the kernel waits for x.
+//   BATCH       rows of x; the step may have fewer
 //   TILES       most tiles of a block
 //   PRODUCT     LINEAR, or GLU: each row is multiplied with the same row of two matrices
 //   NORM        x is one float32 row, and each block normalises and quantises it
 //   WHOLE       the rows of each matrix are whole tiles
-//   OUT_Q8      the output are rows of 8-bit blocks
+//   OUT_Q8      the output is stored as rows of 8-bit blocks
 
 #include "arguments.h"
 

@@ -20,8 +20,8 @@ SHARED uint waveSums[(EXPERTS + SUBGROUP - 1) / SUBGROUP];
 
 constexpr uint NO_EXPERT = 0xffffffffu;
 
-/// Loads the experts of the lane's slots in the groups from slot `from` on. Slots from `end` on have
-/// none.
+/// Loads the experts of the lane's slots in the groups starting at slot `from`. Slots past the last one,
+/// which `end` follows, have NO_EXPERT.
 DEVICE void loadExperts(ARGS, uint from, uint end, uint (&experts)[BATCH])
 {
     UNROLL for (uint i = 0; i < BATCH; i++)

@@ -4,8 +4,8 @@
 // and lane / 4 + 8. Word s of a unit has the columns of step s (half_rows.cuh), so operands need
 // neither shuffles nor shared memory.
 //
-// Integer instructions limit the speed, so formats with nibbles are converted from where these lie,
-// and scales of common formats are computed in float16.
+// Integer instructions limit the speed, so nibbles are converted without being shifted first, and the
+// scales of common formats are computed in float16.
 
 #pragma once
 

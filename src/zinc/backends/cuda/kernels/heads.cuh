@@ -1,5 +1,5 @@
 // Preparation of a head of q, k or v for attention: RMS norm if it has a weight, and RoPE. A
-// subgroup prepares one head, four columns a lane. The head passes through a slot of shared memory,
+// subgroup prepares one head, four columns per lane. The head passes through a slot of shared memory,
 // because each column is rotated with a partner column of another lane.
 //   WIDTH  columns of the widest head
 // The kernel defines loadShared and storeShared, which access float4s of the slots.
@@ -34,8 +34,8 @@ DEVICE Rotation rotationOf(uint col)
 #endif
 };
 
-/// Where a head and what it is prepared with lie. It is normalised if `weights` is not null or
-/// `normalises` is set, and rotated if `table` is not null.
+/// Addresses of a head, of the weights of its norm and of its angles. The head is normalised if
+/// `weights` is not null or `normalises` is set, and rotated if `table` is not null.
 struct HeadSource
 {
     uint8_t* row;
@@ -125,7 +125,7 @@ struct Head
     }
 };
 
-/// Normalises and rotates the heads of a subgroup, which are those from `first` on, every `step`-th
+/// Normalises and rotates the heads of a subgroup, which are those starting at `first`, every `step`-th
 /// of `n`. Each is left in the slot of its number. Heads are processed together, to overlap their
 /// latencies.
 template <uint COUNT>

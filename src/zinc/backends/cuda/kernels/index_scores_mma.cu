@@ -30,7 +30,7 @@ constexpr float MOST = 65504.0f; // the largest float16 number
 DYNAMIC_SHARED(staged, (2 * HEADS + KEYS) * Rows::PITCH * 16);
 SHARED float weights[HEADS];
 
-/// Starts copies of the warp's keys from position `from` on. Past the last position its key is repeated.
+/// Starts copies of the warp's keys starting at position `from`. Past the last position its key is repeated.
 DEVICE void copyKeys(ARGS, const int* blocks, uint from, uint position, uint4* to, uint lane)
 {
     UNROLL for (uint i = 0; i < EACH; i++)

@@ -1,5 +1,5 @@
-// lora: result = y + scale * b (a x) for a row of x, where scale is that with which the row's sequence
-// uses an adapter. A block has a slice of the rows of b. Rows of other sequences stay as they are.
+// lora: result = y + scale * b (a x) for a row of x, where `scale` is the adapter scale of the
+// row's sequence. A block has a slice of the rows of b. Rows whose scale is 0 stay unchanged.
 //   RANK        rows of a, columns of b
 //   SHRINKS     1: multiply x by a first; 0: x has been multiplied by a already
 //   ROWS_Q8     rows of x are 8-bit blocks (q8.cuh)
@@ -36,7 +36,7 @@ KERNEL(lora, Arguments)
 #else
     uint token = row;
 #endif
-    // The first number is how many adapters each sequence has scales for; 0 if none is used.
+    // The first number is the number of scales per sequence, 0 if no adapter is used.
     uint n_adapters = asuint(args.scales[0]);
     float scale = 0;
     if (n_adapters > 0)

@@ -1,5 +1,5 @@
-// Merge of the partial sums of attention by the block that ends last among the splits of its queries.
-// First each warp finds the weights of the splits of a query, then each thread adds up columns.
+// Merge of the partial sums of attention. The last block to finish among the splits of its queries
+// merges them: each warp finds the weights of the splits of a query, then each thread adds up columns.
 
 #include "arrivals.cuh"
 
@@ -50,7 +50,7 @@ DEVICE float4 partialSum(ARGS, const KeySplit& split, uint i, uint s)
     return loadAligned<16>(from + s * (COLUMN_FOURS + 1));
 }
 
-/// Merges the splits of the block's queries if this block is the last of them to end.
+/// Merges the splits of the block's queries if this block is the last one to finish.
 DEVICE void mergeSplits(ARGS, const KeySplit& split, uint thread)
 {
     if (args.splits == 1) return;

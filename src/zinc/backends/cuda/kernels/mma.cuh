@@ -1,7 +1,7 @@
 // Tensor core products of float16 tiles with float32 sums, and the copies that stage their operands.
 //
 // `multiplyTiles` is mma.sync.m16n8k16: D[16][8] += A[16][16] * B[16][8]. With q = lane / 4 and
-// c = lane % 4, a lane holds these pairs of neighbouring numbers (two float16 numbers a word):
+// c = lane % 4, a lane holds these pairs of neighbouring numbers (two float16 numbers per word):
 //
 //     a[0] = A[q][2c, 2c+1]        a[1] = A[q + 8][2c, 2c+1]
 //     a[2] = A[q][2c+8, 2c+9]      a[3] = A[q + 8][2c+8, 2c+9]

@@ -41,7 +41,7 @@ template <uint ROWS, uint CHUNKS, uint THREADS_> struct StagedTile
 #if KV_Q8
     Chunk chunks[EACH];
 
-    /// Loads positions from `token` on of a plane into registers, from chunk `first` on.
+    /// Loads positions of a plane into registers, starting at `token` and at chunk `first`.
     MEMBER void load(uint4*, Plane plane, uint token, uint first, uint width)
     {
         each([&](uint i, uint row, uint chunk) {
@@ -55,7 +55,7 @@ template <uint ROWS, uint CHUNKS, uint THREADS_> struct StagedTile
         each([&](uint i, uint row, uint chunk) { to[index(row, chunk)] = packHalves(chunks[i]); });
     }
 #else
-    /// Starts copies of positions from `token` on of a plane, from chunk `first` on.
+    /// Starts copies of positions of a plane, starting at `token` and at chunk `first`.
     MEMBER void load(uint4* to, Plane plane, uint token, uint first, uint width)
     {
         each([&](uint i, uint row, uint chunk) {
@@ -68,7 +68,7 @@ template <uint ROWS, uint CHUNKS, uint THREADS_> struct StagedTile
 #endif
 };
 
-/// Stores 32 columns, from `col` on, of a row of 8-bit blocks (q8.cuh). The four lanes of a quad call
+/// Stores 32 columns, starting at `col`, of a row of 8-bit blocks (q8.cuh). The four lanes of a quad call
 /// it together: lane `c` has columns 2c and 2c + 1 of each of four groups of eight.
 DEVICE void storeQ8Quad(uint8_t* row, uint cols, uint col, const float (*v)[2], uint c)
 {

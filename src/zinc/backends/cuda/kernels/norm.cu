@@ -1,5 +1,5 @@
 // RMS norm of each group of `group` columns (group.x) of each row (group.y), times a weight. A
-// workgroup keeps one group in registers, FOURS float4s a thread.
+// workgroup keeps one group in registers, FOURS float4s per thread.
 //   GATED  1: multiply by silu(other); 2: multiply x by silu(other) first, and the weight has an
 //          element for each column of the row; 0: add the residual `other`
 //   CUT    instead subtract the mean and `eps` times the standard deviation; 0 where that is negative

@@ -1,7 +1,7 @@
 // norm_route: the RMS norm of a token, its products with the router and with the gate of the shared
-// experts, and the choice of its experts. Each block normalises the row itself. A warp takes a
+// experts, and the selection of its experts. Each block normalises the row itself. A warp takes a
 // weight row, whose columns it loads before it waits for the token. The first block also stores the
-// normalised row as 8-bit blocks, and the last one to end chooses the experts.
+// normalised row as 8-bit blocks. The last block to finish selects the experts.
 
 #include "arguments.h"
 

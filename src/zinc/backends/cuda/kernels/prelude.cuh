@@ -37,10 +37,10 @@
 #define CLUSTER_BOUNDS
 #endif
 
-// Kernels start early (programmatic dependent launch, sm_90 and newer): while the kernels that they
-// wait for still run. Every thread calls waitForInputs once, before it reads or writes memory that
-// another kernel of the step writes or reads. As a kernel ends after the kernels that it waits for,
-// waiting for one kernel is waiting for all kernels before it too.
+// With programmatic dependent launch (sm_90 and newer), a kernel starts while the kernels that it
+// waits for still run. Every thread calls waitForInputs once, before it reads or writes memory that
+// another kernel of the step writes or reads. A kernel ends after the kernels that it waits for, so
+// waiting for one kernel also waits for all kernels before it.
 //
 // KERNEL defines a kernel of THREADS threads that waits first. Its body has the arguments `args`.
 // EARLY_KERNEL defines a kernel whose body calls waitForInputs itself, after it has loaded weights.
@@ -296,8 +296,8 @@ DEVICE bool isWholeWarp()
 }
 
 /// Combines x of `together` neighbouring lanes, a power of two, with `combine`. These lanes call it
-/// together. A whole warp names all lanes: before a shuffle whose mask is no constant, the compiler
-/// compares the masks of the lanes, which takes longer than the shuffle.
+/// together. If the whole warp is active, the mask is a constant that names all lanes: for any other
+/// mask, the compiler adds code that compares the masks of the lanes and takes longer than the shuffle.
 template <uint together, class T, class Combine> DEVICE T reduceNeighbours(T x, Combine combine)
 {
     if (isWholeWarp())

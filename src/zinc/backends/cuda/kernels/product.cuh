@@ -110,7 +110,7 @@ typedef Unit Weights;
 typedef Floats Weights;
 #endif
 
-// Weights that a kernel has asked for and not yet used.
+// Weights whose loads are in flight.
 #if ROWS_Q8 && PACKED_UNITS
 typedef PackedUnit PendingWeights;
 DEVICE PendingWeights prefetchWeights(Matrix w, uint unit) { return loadUnit(w, unit); }
@@ -121,8 +121,8 @@ DEVICE PendingWeights prefetchWeights(Matrix w, uint unit) { return loadWeights(
 DEVICE Weights finishWeights(const PendingWeights& p, uint unit) { return p; }
 #endif
 
-/// Keeps the compiler from saving registers by moving loads of weights behind products of earlier
-/// ones. Call it between loads of weights and of the activations that they are multiplied with.
+/// Keeps the compiler from moving loads of weights after the products of earlier weights, which would
+/// save registers. Call it between the loads of weights and those of their activations.
 DEVICE void issueWeights()
 {
 #ifndef ZINC_EMULATED

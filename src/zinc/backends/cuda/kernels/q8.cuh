@@ -15,7 +15,7 @@ DEVICE uint packSigned(int4 q)
 /// of 0 stores the smallest numbers as zeros, because 127 / top could be infinite.
 DEVICE float inverseScale(float top) { return top > 1e-30f ? 127.0f / top : 0.0f; }
 
-/// Stores four columns, from `col` on, of a block. The eight lanes that hold a block (the first is
+/// Stores four columns, starting at `col`, of a block. The eight lanes that hold a block (the first is
 /// a multiple of 8) call it together.
 DEVICE void storeQ8(uint8_t* row, uint cols, uint col, float4 v)
 {

@@ -2,7 +2,7 @@
 // tile of BQ rows of one sequence. A row is one query head of one token; the heads of a token that
 // share the KV head are neighbouring rows. The kernel defines Arguments.
 //   ALIBI    scores fall with the distance of query and key, by a slope of each head
-//   CHUNKED  a token sees the keys from the last multiple of the window on
+//   CHUNKED  a token sees the keys at and after the last multiple of the window
 //   SELECTED a token sees the positions in its row of `selected` only. A tile has rows of one token,
 //            and its keys are indices in that row instead of positions.
 

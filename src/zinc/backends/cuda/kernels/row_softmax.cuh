@@ -46,7 +46,7 @@ struct RowPair
     /// Returns the factor of queries. Without softcap it makes scores exponents of 2, for exp2.
     MEMBER static float queryScale(ARGS) { return SOFTCAP ? args.scale : args.scale * LOG2_E; }
 
-    /// Loads the operands of 16 rows of queries, from dimension `col` on.
+    /// Loads the operands of 16 rows of queries, starting at dimension `col`.
     template <uint STEPS> MEMBER void loadQueries(ARGS, QueryTile& t, uint col, uint (&queries)[STEPS][4])
     {
         float scale = queryScale(args);
@@ -71,7 +71,7 @@ struct RowPair
 #endif
     }
 
-    /// Turns scores of the keys from position `first` on into weights of values. Sums so far must be
+    /// Turns scores of the keys starting at position `first` into weights of values. Sums so far must be
     /// multiplied by `corrections`. Returns whether one of them is not 1.
     template <uint N>
     MEMBER bool weigh(ARGS, QueryTile& t, uint first, float (&scores)[N][4], float (&corrections)[2])

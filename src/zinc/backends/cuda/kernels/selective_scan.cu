@@ -36,7 +36,7 @@ DEVICE float loadFloat(uint8_t* base, uint row, uint stride, uint col)
     return ((float*)rowAt(base, row, stride))[col];
 }
 
-/// Loads the rows from `first` on. Past the last one, it is loaded again.
+/// Loads the rows starting at `first`. Past the last one, it is loaded again.
 DEVICE LoadedRows loadRows(ARGS, uint first, uint end, uint thread)
 {
     LoadedRows rows;

@@ -13,7 +13,7 @@
 SHARED float partial[MATRICES][KSPLIT][TILE * BATCH];
 
 /// Adds the products of unit `u` of the lane's rows. Activations of all rows of x stay in registers
-/// while weights are read. If they do not fit (32 floats a row), weights stay and activations are read.
+/// while weights are read. If they do not fit (32 floats per row), weights stay and activations are read.
 void addUnit(
     Matrix w, Matrix up, uint at[ROWS], uint u, uint cols, uint8_t* x[BATCH],
     float (&sums)[SUMS])
@@ -46,7 +46,7 @@ void addUnit(
 #endif
 }
 
-/// Multiplies TILE rows of w, from row `first` on, with BATCH rows of x, and leaves the sums of
+/// Multiplies TILE rows of w, starting at row `first`, with BATCH rows of x, and leaves the sums of
 /// each split in `partial`. The `rows` rows of w start at `unit`; past the last row it is
 /// repeated.
 DEVICE void accumulate(
@@ -90,7 +90,7 @@ DEVICE float total(uint m, uint t)
     return sum;
 }
 
-/// Stores the results of the tile: weight rows from `first` on, rows of x from `at` to `end`.
+/// Stores the results of the tile: weight rows starting at `first`, rows of x from `at` to `end`.
 DEVICE void storeTile(ARGS, uint first, uint rows, uint plane, uint at, uint end, uint thread)
 {
     const uint up = PRODUCT == GLU;

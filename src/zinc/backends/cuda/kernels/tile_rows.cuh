@@ -5,8 +5,8 @@
 
 #include "prelude.cuh"
 
-/// Rows of CHUNKS chunks of 16 bytes. Chunks are permuted in each row or, if rows are no multiples of
-/// eight chunks, rows have an odd pitch.
+/// Rows of CHUNKS chunks of 16 bytes. If CHUNKS is a multiple of eight, the chunks of a row are
+/// permuted. Otherwise rows have an odd pitch.
 template <uint CHUNKS> struct TileRows
 {
     static constexpr uint PITCH = CHUNKS % 8 == 0 ? CHUNKS : CHUNKS | 1;

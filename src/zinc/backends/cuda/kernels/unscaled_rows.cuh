@@ -16,7 +16,7 @@ DEVICE float* squaresOf(uint8_t* row, uint cols)
     return (float*)(scalesOf(row, cols) + cols / 32);
 }
 
-/// Stores four columns, from `col` on, of a block. The eight lanes that hold a block (the first is
+/// Stores four columns, starting at `col`, of a block. The eight lanes that hold a block (the first is
 /// a multiple of 8) call it together.
 DEVICE void storeUnscaled(uint8_t* row, uint cols, uint col, float4 y, float4 weight)
 {

@@ -23,7 +23,7 @@ MAX_FLOATS = 64  # of the state in the registers of a thread
 
 @fuses("delta_step")
 def delta_step_steps(node: Node) -> StepCondition | None:
-    """Return the steps with one token a sequence, if the heads of `node` suit the kernel."""
+    """Return the steps with one token per sequence, if the heads of `node` suit the kernel."""
     k_dim, v_dim = int(node.attrs["k_dim"]), int(node.attrs["v_dim"])
     if k_dim % (4 * SHARE) or v_dim % 32 or v_dim > 128 or int(node.attrs["group"]) != v_dim:
         return None

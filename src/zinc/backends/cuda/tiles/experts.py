@@ -12,7 +12,7 @@ from zinc.quant.blocks import GGMLType
 
 # Least weight rows of all slots that fill the device.
 SEVERAL_SLOT_ROWS = {"experts": 1 << 13, "moe_down": 1 << 14}
-MANY_SLOT_ROWS = 1 << 14  # from here on with tiles of many rows
+MANY_SLOT_ROWS = 1 << 14  # with at least as many, tiles have many rows
 FOUR_BITS = {GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q4_K, GGMLType.IQ4_NL, GGMLType.MXFP4}
 
 

@@ -46,7 +46,7 @@ def shared_bytes(tile: MmaTile, type: GGMLType) -> int:
 def refusal(features: Features, key: TileKey, tile: MmaTile) -> str:
     """Return why gemm_floats.cu cannot run a tile."""
     if not is_power_of_two(tile.x_tiles):
-        return "a size is no power of two"
+        return "a size is not a power of two"
     if replace(tile, split=1, deep=1, spread=1, passes=1, by_groups=False) != tile:
         return "the kernel has no such parameter"
     if not 2 <= tile.stages <= MAX_STAGES:

@@ -105,7 +105,7 @@ def _gemm_32(features: Features, key: TileKey) -> MmaTile | None:
 def refusal(features: Features, key: TileKey, tile: MmaTile) -> str:
     """Return why gemm_mma.cu cannot run a tile for a linear or linear_glu."""
     if not is_power_of_two(tile.x_tiles):
-        return "a size is no power of two"
+        return "a size is not a power of two"
     if tile.spread > 1 or tile.passes > 1:
         return "only slots of experts are spread or multiplied in several passes"
     if tile.stages > MAX_STAGES:

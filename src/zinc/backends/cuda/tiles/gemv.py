@@ -129,7 +129,7 @@ def _row_tile(features: Features, key: TileKey) -> CudaGemvTile:
 def refusal(features: Features, key: TileKey, tile: CudaGemvTile) -> str:
     """Return why gemv.cu cannot run a tile."""
     if not all(map(is_power_of_two, (tile.waves, tile.split, tile.rows))):
-        return "a size is no power of two"
+        return "a size is not a power of two"
     if tile.batch != key.rounded.n_x:
         return "it multiplies all rows of x at once"
     if tile.waves * features.subgroup > MAX_THREADS:

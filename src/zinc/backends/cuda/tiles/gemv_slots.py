@@ -88,7 +88,7 @@ def _formula(features: Features, key: TileKey, slots: int) -> VectorSlotTile:
 def refusal(features: Features, key: TileKey, tile: VectorSlotTile) -> str:
     """Return why gemv_slots.cu cannot run a tile."""
     if not all(map(is_power_of_two, (tile.batch, tile.warps, tile.units))):
-        return "a size is no power of two"
+        return "a size is not a power of two"
     if tile.batch > MAX_VECTOR_SLOTS or tile.rows(key) * key.weights > 8:
         return "too many registers"
     if tile.blocks * tile.warps > 3 * MANY_WARPS // 2:

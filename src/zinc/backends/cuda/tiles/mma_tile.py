@@ -124,7 +124,7 @@ def shared_refusal(
     """
     sizes = (tile.row_tiles, tile.warps, tile.split, tile.splits, tile.spread)
     if not all(map(is_power_of_two, sizes)):
-        return "a size is no power of two"
+        return "a size is not a power of two"
     threads = tile.warps * features.subgroup + GROUP_THREADS * tile.by_groups
     if threads > MAX_THREADS or tile.blocks * threads > SM_THREADS:
         return "too many threads"

@@ -185,7 +185,11 @@ class Functions:
         for name, kinds in _DEVICE.items():
             found = address(name)
             if not found:
-                raise DeviceError("the Vulkan driver is too old", f"it has no {name}")
+                raise DeviceError(
+                    "the Vulkan driver is too old",
+                    f"it has no {name}",
+                    "update the driver of the device",
+                )
             setattr(self, name, _function(found, kinds, name))
         found = address("vkGetBufferDeviceAddress")
         assert found

@@ -81,7 +81,7 @@ class CreateFields(_NamedFields):
 
 
 class _StoppedError(Exception):
-    """The client of a download has gone."""
+    """The client of a download disconnected."""
 
 
 def _check_allowed(service: Service) -> None:

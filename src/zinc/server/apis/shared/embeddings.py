@@ -207,7 +207,7 @@ async def _end_of(generation: Generation) -> Timings:
 def encode_row(row: FloatArray, format: RowFormat) -> str | list[float] | list[int]:
     """Return an embedding as a list of numbers, or as base64 of little-endian float32.
 
-    binary, ubinary: the signs of eight dimensions a byte, the first one in the highest bit, 1 for
+    binary, ubinary: the signs of eight dimensions per byte, the first one in the highest bit, 1 for
     positive; as signed numbers byte - 128.
     """
     if format in ("binary", "ubinary"):

@@ -212,7 +212,7 @@ void attend_rows(const Rows& rows, const Keys* keys, const Values* values, int r
     });
 }
 
-// Copies n selected keys from `first` on, and their values, to the panels of floats. Positions ascend, so
+// Copies n selected keys starting at `first`, and their values, to the panels of floats. Positions ascend, so
 // each tile is converted once.
 inline void gather(const Rows& rows, int first, int n) {
     const Params& p = rows.p;
@@ -254,7 +254,7 @@ inline void attend_selected(const Rows& rows, int split, int end, int group_rows
 }
 
 // Computes the states and the sums of values `acc` of all rows over the keys of one split, from zero. Keys
-// from `end` on belong to another chunk.
+// at `end` and later ones belong to another chunk.
 inline void attend_split(const Rows& rows, int split, int end, RowState* states, float* acc) {
     const Params& p = rows.p;
     for (int r = 0; r < rows.n; ++r) states[r].clear();

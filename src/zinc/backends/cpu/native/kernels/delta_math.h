@@ -110,7 +110,7 @@ struct Triangle {
     int64_t v_dim;
 };
 
-// Computes, for kBlocks x 16 columns from `col` on,
+// Computes, for kBlocks x 16 columns starting at `col`,
 //   d_t = b_t (v_t - whole_t past_k_t - sum over j < t of k_by_k_tj d_j)
 //   o_t = whole_t past_q_t + sum over j <= t of k_by_q_tj d_j
 template <int kBlocks, class RowOfV, class RowOfO>

@@ -170,8 +170,8 @@ template <class Few>
 }
 
 // Computes the product if its rows are few, one tile after the other, by calls of few.operator()<rows>(tile,
-// next tile, x, out). Returns false if there are more than kMost rows. Two passes over a tile, which the
-// first pass brings into the cache, are mostly faster than a panel.
+// next tile, x, out). Returns false if there are more than kMost rows. Two passes over a tile are mostly
+// faster than a panel, because the first pass leaves the tile in the cache.
 template <int kMost = 2 * kFewRows, class Few>
 [[gnu::always_inline]] inline bool multiply_few(const TileMatmul& a, int64_t tile_bytes, Few&& few) {
     if (a.n > kMost) return false;

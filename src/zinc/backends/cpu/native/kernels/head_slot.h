@@ -54,7 +54,7 @@ struct HeadShape {
     void check_state(const Launch& l, const Operand& state) const {
         require(l, state.state != nullptr, "needs a state");
         require(l, state.state->floats_per_slot == slot_floats(),
-                "the state must hold " + std::to_string(slot_floats()) + " floats a sequence");
+                "the state must hold " + std::to_string(slot_floats()) + " floats per sequence");
     }
 };
 

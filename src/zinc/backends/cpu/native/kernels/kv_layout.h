@@ -87,7 +87,7 @@ static inline void kv_check(int n_blocks, int block_tokens, int n_heads, int hea
     };
     require(n_blocks > 0 && n_heads > 0, "the numbers of blocks and heads must be positive");
     require(block_tokens > 0 && block_tokens % kKvTile == 0,
-            "tokens a block must be a positive multiple of 16, not " + std::to_string(block_tokens));
+            "tokens per block must be a positive multiple of 16, not " + std::to_string(block_tokens));
     require(!v_from_k || head_dim_v <= head_dim,
             "values that are part of the keys cannot be longer than they are");
     for (int dim : {head_dim, head_dim_v}) {

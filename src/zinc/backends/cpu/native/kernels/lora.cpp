@@ -1,5 +1,5 @@
-// lora: y_i += scale * B_i (A_i x) for one to four products of the same x, where scale is that with which the
-// sequence of a row uses the adapter. Rows of sequences that do not use it are not touched.
+// lora: y_i += scale * B_i (A_i x) for one to four products of the same x, where `scale` is the scale of the
+// adapter for the sequence of a row. Rows of sequences that do not use it are not touched.
 //
 // A chunk is a panel of rows times a slice of the tiles of B. Every chunk computes A x of its rows itself:
 // for a few rows this costs less than a barrier between two launches, and with many rows a panel has all

@@ -41,7 +41,7 @@ void prepare(Launch& l, const Attrs& attrs) {
     require(l, l.in[in::state].state != nullptr, "needs a state");
     const int64_t floats = int64_t{p.ring} * cols * p.size;
     require(l, l.in[in::state].state->floats_per_slot == floats,
-            "the state must hold " + std::to_string(floats) + " floats a sequence");
+            "the state must hold " + std::to_string(floats) + " floats per sequence");
     require_rows(l, l.out[0], "y", RowFormat::f32, cols);
     // Transposed to [blocks][size][16], so that lanes are channels.
     l.shared = Bytes(static_cast<size_t>(cols) * static_cast<size_t>(p.size) * sizeof(float));

@@ -56,8 +56,8 @@ struct WholeChunk {
     static int64_t floats(const HeadShape& p) { return kChunk * (int64_t{p.k_dim} + kChunk); }
 };
 
-// The whole chunks of a sequence in a step: `count` of them, from row `first` on. With `rollback` the last
-// chunk is not counted, because the slot must keep its k.
+// The whole chunks of a sequence in a step: `count` of them, starting at row `first`. With `rollback` the
+// last chunk is not counted, because the slot must keep its k.
 struct WholeChunks {
     int first, count;
 
@@ -97,7 +97,7 @@ struct Head {
             for (int col = 0; col < p.v_dim; col += 16) __builtin_prefetch(x(t) + col, 0, 2);
     }
 
-    // Stores B of token rows [at, at + n) as columns of `keys` from column `old` on.
+    // Stores B of token rows [at, at + n) as columns of `keys` starting at column `old`.
     void transpose(int at, int old, int n, float* keys) const {
         for (int i = 0; i < n; ++i)
             for (int k = 0; k < p.k_dim; ++k) keys[k * kChunk + old + i] = b(at + i)[k];

@@ -50,7 +50,7 @@ void prepare(Launch& l, const Attrs& attrs) {
     require(l, l.in[in::state].state != nullptr, "needs a state");
     const int64_t floats = int64_t{p.ring} * cols * p.dim;
     require(l, l.in[in::state].state->floats_per_slot == floats,
-            "the state must hold " + std::to_string(floats) + " floats a sequence");
+            "the state must hold " + std::to_string(floats) + " floats per sequence");
     require_rows(l, l.out[0], "y", RowFormat::f32, 2 * cols);
 }
 
@@ -64,7 +64,7 @@ struct Token {
     float *g, *c, *removed, *k, *v;
 };
 
-// Computes the factors of row t for the head from column `col` on, and stores e.
+// Computes the factors of row t for the head starting at column `col`, and stores e.
 void prepare_token(const Launch& l, const Token& token, int t, int col, int dim) {
     auto vector = [&](size_t i, int c) { return F32x16::load(l.in[i].tensor->vector() + col + c); };
     auto row = [&](size_t i, int c) { return F32x16::load(l.in[i].row(t) + col + c); };
@@ -94,7 +94,7 @@ void prepare_token(const Launch& l, const Token& token, int t, int col, int dim)
     }
 }
 
-// Updates kBlocks x 16 columns of S from column `col` on, and stores their part of o.
+// Updates kBlocks x 16 columns of S starting at column `col`, and stores their part of o.
 template <int kBlocks>
 void update(const Token& token, float* state, int dim, int col, float* o) {
     F32x16 seen[kBlocks], v[kBlocks], out[kBlocks];

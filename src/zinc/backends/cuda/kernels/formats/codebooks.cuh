@@ -1,6 +1,6 @@
 // IQ1, IQ2 and IQ3: groups of four or eight elements are points of a codebook
 // (zinc.gpu.iq_packing). `q` has the low eight bits of point numbers, `h` the signs of eight
-// elements a byte, `s` the codebook and then for each block of eight units their high bits and
+// elements per byte, `s` the codebook and then for each block of eight units their high bits and
 // scales, and d.
 
 #define IQ1 (FORMAT == IQ1_S || FORMAT == IQ1_M)
@@ -22,7 +22,7 @@
 #else
 #define POINTS 256
 #endif
-SHARED uint points[POINTS / 2]; // two points a word
+SHARED uint points[POINTS / 2]; // two points per word
 
 DEVICE void loadFormatTables(Matrix w, uint thread, uint threads)
 {

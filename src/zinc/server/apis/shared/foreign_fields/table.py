@@ -30,14 +30,14 @@ from zinc.server.http.log import printable
 log = logging.getLogger("zinc.server")
 
 _MAX_LOGGED = 1000  # names of ignored fields
-_OWN_LIMIT = "the endpoint's token limit; -1 is no limit"
+_OWN_LIMIT = "the endpoint's token limit; -1 means no limit"
 _OLLAMA = (
     "`num_predict` becomes the token limit; `temperature`, `top_k`, `stop`, `seed` and other "
     "sampling options keep their names; `num_ctx` and other options for loading, and unknown "
     "ones, are ignored with one line in the log for each name"
 )
 
-_BUDGET = "`thinking_budget`; -1 is no limit"
+_BUDGET = "`thinking_budget`; -1 means no limit"
 
 TABLE: dict[str, ForeignField] = {
     # limits and sampling
