@@ -1,10 +1,11 @@
 """Lowerings of products on tensor cores: linear, linear_glu, moe_glu and moe_down of several rows.
 
-Kernels for few rows of x read 8-bit blocks. For more rows, `half_rows` converts them to float16
-first (half_rows.py), once for all products of a launch. One or two rows have a GEMV, 3 to 16 rows a
-GEMM of evenly divided blocks (few_rows.py), 17 to 64 rows a split-K GEMM where warp groups exist
-(split.py), few slots of each expert kernels of their own (slots.py), and float weights a GEMM
-(float_products.py). Experts of float weights and batch-invariant mode keep the shared lowerings.
+Kernels for few rows of x read 8-bit blocks. For more rows, the norm before the product or
+`half_rows` converts them to float16 (half_rows.py), once for all products of a launch. One or two
+rows have a GEMV, 3 to 16 rows a GEMM of evenly divided blocks (few_rows.py), 17 to 64 rows a
+split-K GEMM where warp groups exist (split.py), few slots of each expert kernels of their own
+(slots.py), and float weights a GEMM (float_products.py). Experts of float weights and batch-
+invariant mode keep the shared lowerings.
 """
 
 from __future__ import annotations
