@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zinc.cli import parsed, usage
@@ -161,18 +162,18 @@ def _needs(name: str, backends: Iterable[Kernels]) -> dict[str, tuple[set[str], 
     """
     from zinc.models.parts import probe
     from zinc.ops.values import Weight
-    from zinc.plan.planner import make_plan
+    from zinc.plan.planner import planned_nodes
 
+    graphs = cache(partial(probe.graphs, name))
     found: dict[str, tuple[set[str], set[str]]] = {}
     for backend in backends:
         kernels: set[str] = set()
         products: set[str] = set()
-        for graph in probe.graphs(name, _quantised(backend)):
-            plan = make_plan(graph, _EveryKernel(backend), max_tokens=1, max_outputs=1)
-            for launch in plan.launches:
-                kernels.add(launch.kernel)
-                if any(isinstance(x, Weight) and not x.is_vector for x in launch.inputs):
-                    products.add(launch.kernel)
+        for graph in graphs(_quantised(backend)):
+            for node in planned_nodes(graph, _EveryKernel(backend)):
+                kernels.add(node.op)
+                if any(isinstance(x, Weight) and not x.is_vector for x in node.inputs):
+                    products.add(node.op)
         found[backend.name] = kernels, products
     return found
 

@@ -89,6 +89,17 @@ def make_plan(
     return split.join(parts)
 
 
+def planned_nodes(graph: Graph, backend: Kernels) -> list[Node]:
+    """Return the nodes whose kernels a plan of `graph` launches, without memory for their values.
+
+    `backend` has one device. Raises UnsupportedError if it lacks a kernel for a block format.
+    """
+    next_id = 1 + max(v.id for node in graph.nodes for v in node.outputs)
+    nodes = _rewritten(graph.nodes, graph.output, backend, True, count(next_id), ())
+    nodes, _ = passes.resolve_views(nodes)
+    return add_alternatives(nodes, backend.runs_fused)
+
+
 def _with_sampling_devices(
     parts: Sequence[split.Part], devices: SplitDevices, logits: Value, id: int
 ) -> list[split.Part]:

@@ -40,7 +40,7 @@ def choose_row_formats(
         casts: list[Node] = []
         for value in node.outputs:
             own = formats.stored_by(node, value)
-            outputs.append(replace(value, format=own))
+            outputs.append(value if value.format is own else replace(value, format=own))
             stored[value.id, own] = outputs[-1]
             for format in formats.of(value):
                 if format is not own:
