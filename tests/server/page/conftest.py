@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from scripted import Script, scripted
+from scripted import Script, Server, script_server, scripted
 from serving import PATIENCE_S
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -55,6 +55,7 @@ class Kept:
 
     tab: Any
     problems: list[str] = field(default_factory=list)
+    origins: set[str] = field(default_factory=set)
 
     def clean(self) -> None:
         """Clear the page and the browser's storage after a test."""
@@ -62,11 +63,15 @@ class Kept:
             if other is not self.tab:
                 other.close()
         if self.tab.url != "about:blank":
-            origin = self.tab.evaluate("() => { sessionStorage.clear(); return location.origin; }")
-            self.tab.goto("about:blank")
-            session = self.tab.context.new_cdp_session(self.tab)
+            # Left by a script, the renderer process stays and takes the next page.
+            leave = "() => { sessionStorage.clear(); location.replace('about:blank'); }"
+            self.tab.evaluate(leave)
+            self.tab.wait_for_url("about:blank")
+        session = self.tab.context.new_cdp_session(self.tab)
+        for origin in self.origins:
             session.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
-            session.detach()
+        session.detach()
+        self.origins.clear()
         self.problems.clear()
 
 
@@ -95,6 +100,7 @@ def open_tab(browser: Any, kept: Kept) -> Iterator[Callable[..., Any]]:
                 watch(tab, problems)
             else:
                 tab = kept.tab
+                kept.origins.add(url.rstrip("/"))
                 stack.callback(kept.clean)
             opened.append(tab)
             tab.goto(url)
@@ -119,9 +125,16 @@ def watch(tab: Any, problems: list[str]) -> None:
     tab.on("console", on_console)
 
 
+@pytest.fixture(scope="module")
+def script_host() -> Iterator[Server]:
+    """A server for the scripts of all tests, so that the browser loads the page's files once."""
+    with script_server() as found:
+        yield found
+
+
 @pytest.fixture
-def script() -> Iterator[Script]:
-    with scripted() as found:
+def script(script_host: Server) -> Iterator[Script]:
+    with script_host.following() as found:
         yield found
 
 

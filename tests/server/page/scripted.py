@@ -116,32 +116,50 @@ def answer(
     return parts
 
 
+class Server(ThreadingHTTPServer):
+    """A server that follows one script after another."""
+
+    daemon_threads = True
+    script: Script
+
+    @contextmanager
+    def following(self) -> Iterator[Script]:
+        """Follow a new script."""
+        self.script = script = Script(url=f"http://127.0.0.1:{self.server_address[1]}/")
+        try:
+            yield script
+        finally:
+            for gate in script.gates:
+                gate.set()
+
+
 @contextmanager
-def scripted(port: int = 0) -> Iterator[Script]:
+def script_server(port: int = 0) -> Iterator[Server]:
     """Run a scripted server on `port`, by default a free one."""
-    script = Script()
-
-    class Handler(_Handler):
-        pass
-
-    Handler.script = script
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    server.daemon_threads = True
-    script.url = f"http://127.0.0.1:{server.server_address[1]}/"
+    server = Server(("127.0.0.1", port), _Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
-        yield script
+        yield server
     finally:
-        for gate in script.gates:
-            gate.set()
         server.shutdown()
         server.server_close()
         thread.join(PATIENCE_S)
 
 
+@contextmanager
+def scripted(port: int = 0) -> Iterator[Script]:
+    """Run a scripted server on `port`, by default a free one, for one script."""
+    with script_server(port) as server, server.following() as script:
+        yield script
+
+
 class _Handler(BaseHTTPRequestHandler):
-    script: Script
+    server: Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.script = self.server.script  # later requests may belong to the next one
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -151,6 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path in ASSETS:
             asset = ASSETS[path]
             headers = {**page.HEADERS, "Content-Type": asset.media_type}
+            headers["Cache-Control"] = "max-age=3600"  # the same for all tests
             self._send(200, asset.body, headers)
         elif not self._has_key():
             self._send_failure(Failure(401, "the API key is missing or wrong"))
