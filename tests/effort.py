@@ -42,6 +42,21 @@ def on_backends(
     ]
 
 
+def by_default(values: Iterable[Any]) -> list[Any]:
+    """Return the parameters of a test without those that have the mark `every`.
+
+    If all of them have it, they are returned, so that the test is deselected and not skipped.
+    """
+    found = list(values)
+    return [x for x in found if not _is_for_every(x)] or found
+
+
+def _is_for_every(value: Any) -> bool:
+    """Return whether a parameter is a `pytest.param` with the mark `every`."""
+    marks = getattr(value, "marks", ()) if isinstance(value, tuple) else ()
+    return any(mark.name == pytest.mark.every.name for mark in marks)
+
+
 def chosen(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
     """Yield the cases that run by default of those without the mark `every`."""
     by_test: defaultdict[str, list[pytest.Item]] = defaultdict(list)

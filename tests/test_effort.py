@@ -1,4 +1,4 @@
-"""Selection of test cases by the mark `alike`."""
+"""Selection of test cases by the marks `every` and `alike`."""
 
 from __future__ import annotations
 
@@ -29,3 +29,10 @@ def test_cases_far_apart_are_chosen(n: int, alike: int | None, expected: Any) ->
         *(f"test[{i}]" for i in expected),
         *(x.nodeid for x in others),
     ]
+
+
+def test_cases_for_every_are_left_out_unless_they_are_all() -> None:
+    slow = [pytest.param(i, marks=pytest.mark.every) for i in range(2)]
+    other = pytest.param(2, marks=pytest.mark.skip)
+    assert effort.by_default(iter([*slow, 3, (4, 5), other])) == [3, (4, 5), other]
+    assert effort.by_default(slow) == slow
