@@ -70,7 +70,7 @@ KERNELS = {
     "turns-of-one-run": {MANY, FEW},
     "turns-of-wide-heads": {MANY, FEW},
 }
-SOON = ("8x1x16", "deep-narrow", "turns")  # compiled
+QUICK = ("deep-narrow",)  # has both
 CASES = {case.name: case for op, case in every_case() if op is OPS["attention"]}
 CASES["deep-narrow"] = _attention_case(
     Case("deep-narrow", 3, sequences=(1, 2), cached=300), 6, 2, 16, True
@@ -145,7 +145,7 @@ def check(backend: VulkanBackend, op: Op, case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in SOON else pytest.mark.every) for n in KERNELS]
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.every) for n in KERNELS]
 )
 def test_attention_with_matrices_agrees_with_reference(
     backend: VulkanBackend, used: list[KernelVariant], name: str

@@ -29,8 +29,8 @@ CASES = {
     for op, case in every_case()
     if op.name in CHANGED and is_for(api.kernels("vulkan"), op, case)
 }
-# Wide heads that the kernel prepares, and the recurrent state.
-SOON = ("attention-deep-heads", "delta_rule-equal")
+# Heads that the kernel prepares, and the recurrent state.
+QUICK = ("attention-few-rope-norm", "delta_rule-equal")
 
 
 @pytest.fixture(scope="module", params=[64, pytest.param(128, marks=pytest.mark.every)])
@@ -46,7 +46,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[VulkanBackend]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in SOON else pytest.mark.every) for n in CASES]
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.every) for n in CASES]
 )
 def test_kernels_for_few_registers_agree_with_reference(backend: VulkanBackend, name: str) -> None:
     op, case = CASES[name]

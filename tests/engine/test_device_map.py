@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from effort import on_backends
 from present import computing
 
 from zinc import LLM, DeviceMap, SamplingParams
@@ -45,9 +46,11 @@ def talk(llm: LLM) -> list[tuple[list[int], int]]:
     return [(answer.token_ids, answer.timings.cached_tokens) for answer in answers]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("family", DEVICE_MAPS)
-def test_prefixes_and_checkpoints_of_a_split_model(device: str, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "device"),
+    on_backends(DEVICE_MAPS, DEVICES, everywhere=["qwen3"], always=["ref"]),
+)
+def test_prefixes_and_checkpoints_of_a_split_model(family: str, device: str) -> None:
     """Shared and copied blocks, and restored states, are on both devices."""
     answers = []
     for device_map in (DEVICE_MAPS[family], None):

@@ -246,9 +246,12 @@ def test_a_seed_gives_the_same_tokens_in_any_batch_and_on_the_host(family, backe
     ("devices", "split"),
     [
         ("ref,ref", "layer"),
-        *((pair, "tensor") for pair in PAIRS),
         pytest.param("ref,ref", "tensor", marks=pytest.mark.every),
-        *(pytest.param(pair, "layer", marks=pytest.mark.every) for pair in PAIRS),
+        *(
+            pytest.param(pair, split, marks=pytest.mark.every)
+            for pair in PAIRS
+            for split in ("tensor", "layer")
+        ),
     ],
 )
 def test_several_devices_sample_the_tokens_of_one(devices, split, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from effort import on_backends
 from present import computing
 
 from zinc import LLM, RopeScaling, SamplingParams
@@ -45,8 +46,15 @@ def check(llm: LLM, ids: list[int], generated: list[int], slack: float) -> None:
         assert row[generated[i]] >= row.max() - slack * np.abs(row).max(), f"token {i}"
 
 
-@pytest.mark.parametrize("backend", ["ref", *computing()])
-@pytest.mark.parametrize("name", ["qwen3yarn", "phi3long", "qwen35"])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    on_backends(
+        ["qwen3yarn", "phi3long", "qwen35"],
+        ["ref", *computing()],
+        everywhere=["qwen3yarn", "qwen35"],
+        always=("ref", "cpu"),
+    ),
+)
 def test_a_sequence_is_run_again_when_it_outgrows_the_plain_context(name, backend):
     with opened(name, backend) as llm:
         assert llm.engine.plain_context == 64

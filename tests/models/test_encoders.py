@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from effort import on_backends
 from models.harness import BACKENDS, ENCODERS, FIXTURES, Runner, relative_error, rewrite
 
 from zinc.core.errors import ModelError, UnsupportedError
@@ -15,7 +16,10 @@ TOLERANCE = {"ref": 1e-5}
 OTHERS = 1e-3
 
 named = pytest.mark.parametrize("name", NAMES)
-everywhere = pytest.mark.parametrize("backend", BACKENDS)
+everywhere = pytest.mark.parametrize(
+    ("name", "backend"),
+    on_backends(NAMES, BACKENDS, everywhere=("bert", "jinabert3"), always=("ref", "cpu")),
+)
 
 
 def texts_of(name: str) -> tuple[list[np.ndarray], np.ndarray]:
@@ -29,7 +33,6 @@ def runner(name: str, backend: str, n_sequences: int = 1, fuse: bool = True) -> 
     return Runner(ENCODERS / f"{name}.gguf", backend, n_sequences=n_sequences, fuse=fuse)
 
 
-@named
 @everywhere
 def test_hidden_rows_are_those_of_transformers(name: str, backend: str) -> None:
     (ids, *_), want = texts_of(name)
@@ -38,7 +41,6 @@ def test_hidden_rows_are_those_of_transformers(name: str, backend: str) -> None:
     assert relative_error(got, want) <= TOLERANCE.get(backend, OTHERS)
 
 
-@named
 @everywhere
 def test_texts_of_one_step_do_not_see_each_other(name: str, backend: str) -> None:
     ids = texts_of(name)[0][1:3]

@@ -17,40 +17,14 @@ from models.harness import (
     fixture_names,
     relative_error,
 )
-
-from zinc.backends.vulkan import SLANG_KERNELS, VulkanKernels
-from zinc.formats.gguf import GGUFFile
-from zinc.gpu.addresses import NominalAddresses
-from zinc.gpu.bucket import Bucket
-from zinc.gpu.features import Features
-from zinc.models import load
-from zinc.plan.planner import make_plan
+from ops.vulkan_cases import MODELS
 
 NAMES = fixture_names()
 # What float32 sums in another order may differ by; and what a 16-bit cache and 8-bit rows add.
 TOLERANCE = {"ref": 1e-5}
 OTHERS = 2e-3
 
-# Families whose kernels, with the same macros but sizes, other families run too, as the last test
-# checks. GPUs run their prompts and chunks with --every only.
-REPEATED = {
-    name
-    for line in """
-    afmoe arcee bailingmoe cohere2 commandr dots1 ernie4_5 ernie4_5moe exaone exaone4
-    exaonemoe falcon falcon40b falconh1 falconmamba gemma3long gemma4moe glm4 glmdsa gptneox
-    granite granitehybrid granitehybridmoe granitemoe graniteswa hunyuan hunyuanmoe hyv3
-    internlm2 lfm2moe maincoder mamba mellum minicpm minimaxm2 mistral3 mistral4 museglimmer
-    nemotronh olmo2 olmo3 olmoe phi2 phi3long qwen2 qwen2moe qwen2vl qwen3moe qwen3vl
-    qwen3vlmoe qwen3yarn seedoss smollm3 stablelm stablelm12b starcoder2
-    """.splitlines()
-    for name in line.split()
-}
-
 named = pytest.mark.parametrize("name", NAMES)
-on_every_device = pytest.mark.parametrize(
-    ("name", "backend"),
-    on_backends(NAMES, BACKENDS, everywhere=set(NAMES) - REPEATED, always=("cpu", "ref")),
-)
 CHUNKS = [
     pytest.param(backend, size, marks=() if backend == "cpu" else pytest.mark.every)
     for backend in BACKENDS
@@ -69,12 +43,15 @@ def check(backend: str, got: np.ndarray, want: np.ndarray) -> None:
     assert (got.argmax(axis=1) == want.argmax(axis=1))[clear].all()
 
 
-@on_every_device
+@pytest.mark.parametrize(
+    ("name", "backend"), on_backends(NAMES, BACKENDS, everywhere=(), always=("cpu", "ref"))
+)
 def test_whole_prompt(name: str, backend: str) -> None:
     ids, logits = expected(name)
     check(backend, Runner(FIXTURES / f"{name}.gguf", backend).feed((0, ids))[0], logits)
 
 
+@pytest.mark.alike(90)
 @named
 @pytest.mark.parametrize(("backend", "size"), CHUNKS)
 def test_chunks(name: str, backend: str, size: int) -> None:
@@ -83,10 +60,14 @@ def test_chunks(name: str, backend: str, size: int) -> None:
     check(backend, runner.feed_in_chunks(ids, size), logits)
 
 
-@pytest.mark.alike(35)
-@on_every_device
+@pytest.mark.parametrize(
+    ("name", "backend"), on_backends(NAMES, BACKENDS, everywhere=MODELS, always=())
+)
 def test_chunks_of_many_sizes(name: str, backend: str) -> None:
-    """Chunks of one token at the start and across a block end, after small and large chunks."""
+    """Chunks of one token at the start and across a block end, after small and large chunks.
+
+    On GPUs they need the kernels of a whole prompt, and those of few tokens and of decode.
+    """
     ids, logits = expected(name)
     runner = Runner(FIXTURES / f"{name}.gguf", backend)
     sizes = [1, 1, 16, 7, *[1] * 8, len(ids) - 34, 1]
@@ -97,7 +78,7 @@ def test_chunks_of_many_sizes(name: str, backend: str) -> None:
 @pytest.mark.alike(40)
 @pytest.mark.parametrize(
     ("name", "backend"),
-    on_backends(NAMES, BACKENDS, everywhere=("deepseek2", "gemma3", "gptoss", "qwen35")),
+    on_backends(NAMES, BACKENDS, everywhere=("gptoss", "qwen35")),
 )
 def test_two_sequences_in_one_batch(name: str, backend: str) -> None:
     ids, logits = expected(name)
@@ -125,7 +106,7 @@ def test_two_sequences_in_one_batch(name: str, backend: str) -> None:
         check(backend, np.concatenate(theirs), alone)
 
 
-@pytest.mark.alike(60)
+@pytest.mark.alike(30)
 @named
 @pytest.mark.parametrize(
     "backend",
@@ -143,6 +124,7 @@ def test_some_rows_are_outputs(name: str, backend: str) -> None:
     check(backend, np.concatenate(got), logits[[second - 1, -4, second, -3, -1]])
 
 
+@pytest.mark.alike(30)
 @named
 def test_fused_plan_equals_the_graph(name: str) -> None:
     """Unfused graphs run on ref only."""
@@ -151,30 +133,3 @@ def test_fused_plan_equals_the_graph(name: str) -> None:
     unfused = Runner(path, "ref", fuse=False).feed((0, ids))[0]
     check("ref", unfused, logits)
     np.testing.assert_array_equal(Runner(path, "ref").feed((0, ids))[0], unfused)
-
-
-def kernels_of(name: str) -> set[tuple[object, ...]]:
-    """Return the Vulkan kernels of a prompt and of decode, with the macros that are no sizes."""
-    with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:
-        plan = make_plan(load(file)[1], VulkanKernels(), max_tokens=64, max_outputs=64)
-    at = NominalAddresses(Features(8), "f16", 16)
-    steps = (
-        Bucket(tokens=1, outputs=1, sequences=1, keys=64, is_decode=True),
-        Bucket(tokens=64, outputs=64, sequences=1, keys=64),
-    )
-    return {
-        (
-            step.is_decode,
-            dispatch.kernel.name,
-            *((key, x) for key, x in dispatch.kernel.defines if x < 4 or key == "FORMAT"),
-        )
-        for step in steps
-        for dispatch in SLANG_KERNELS.lower_all(plan.launches, at, step)
-    }
-
-
-@pytest.mark.every
-def test_kernels_of_repeated_families_run_by_default() -> None:
-    by_default = set().union(*map(kernels_of, set(NAMES) - REPEATED))
-    missing = {name: kernels_of(name) - by_default for name in REPEATED}
-    assert not {name: kernels for name, kernels in missing.items() if kernels}

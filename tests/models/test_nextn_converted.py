@@ -20,7 +20,7 @@ CASES = [
     pytest.param(
         name,
         backend,
-        marks=() if backend in ("ref", "cpu") or name == "mimo2" else pytest.mark.every,
+        marks=() if backend in ("ref", "cpu") else pytest.mark.every,
     )
     for name in CONVERTED_NAMES
     for backend in BACKENDS

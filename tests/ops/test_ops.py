@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 from ops.running import run
+from ops.vulkan_cases import is_repeated
 from present import computing
 
 from zinc.backends import api, plans
@@ -15,47 +16,9 @@ from zinc.ops import OPS
 from zinc.ops.cases import Case
 from zinc.ops.registry import Op
 from zinc.plan.planner import make_plan
-from zinc.quant.blocks import BLOCKS
 from zinc.testing.parity import case_tolerance, every_case, is_for
 
 CASES = every_case()
-
-# Vulkan kernels are compiled when they are tested, which takes minutes with a software driver. All
-# of them decode a format with the same snippet, so `embed` is tested with every format, products
-# with one format of each kind, and fused products with some of these.
-KINDS = {
-    "linear": ("F16", "Q8_0", "Q4_1", "Q4_K", "Q6_K", "IQ2_S", "MXFP4", "Q1_0"),
-    "linear_glu": ("F16", "Q4_1", "Q6_K"),
-    "head_linear": ("F16", "Q4_K"),
-    "moe_glu": ("F16", "Q4_K"),
-    "moe_down": ("F16", "Q6_K"),
-}
-# Cases that run the code of others with other sizes: other heads, fewer tokens, other ranks.
-REPEATED = {
-    "deep",
-    "deep-heads",
-    "deep-one",
-    "few-plain",
-    "selected-heads",
-    "selected-wide",
-    "selected-wide-deep",
-    "4x2x64",
-    "8x1x16",
-    "alibi-few",
-    "latent-few",
-    "latent-one",
-    "latent-wave",
-    "wide-many",
-    "140000",
-    "4x2x64-neox",
-    "chunked-one",
-    "2x16",
-    "4-softplus",
-    "4-40x96-17-1",
-    "4-40x96-17-3",
-    "64-130x256-46-1",
-    "64-130x256-46-3",
-}
 
 
 @cache
@@ -64,16 +27,8 @@ def reference(index: int) -> np.ndarray:
     return run(api.create("ref"), CASES[index][1])
 
 
-def is_another_format(op: Op, case: Case) -> bool:
-    """Return whether a case differs from cases of other formats in its format only."""
-    format = case.name.split("-")[0]
-    known = format in {block.name for block in BLOCKS.values()}
-    return known and op.name in KINDS and format not in KINDS[op.name]
-
-
 def marks(name: str, op: Op, case: Case) -> list[pytest.MarkDecorator]:
-    repeats = is_another_format(op, case) or case.name in REPEATED
-    return [pytest.mark.every] if name == "vulkan" and repeats else []
+    return [pytest.mark.every] if name == "vulkan" and is_repeated(op, case) else []
 
 
 RUNS = [

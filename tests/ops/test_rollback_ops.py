@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from backends.levels import OF_KERNELS
 from cuda_emulator import emulated
+from ops.vulkan_cases import REPEATED
 from present import computing
 
 from zinc.backends import api
@@ -66,7 +67,9 @@ def on_backends(names: Iterable[str]) -> pytest.MarkDecorator:
 
 
 def is_slow(case: Case, name: str) -> bool:
-    return name == EMULATED and case.name not in ("grouped", "48x4")
+    if name == EMULATED:
+        return case.name not in ("grouped", "48x4")
+    return name in GPUS and case.name in REPEATED
 
 
 def program_of(case: Case, graph: Graph, backend: Backend) -> Program:

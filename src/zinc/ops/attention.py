@@ -135,6 +135,7 @@ def _cases() -> Iterator[Case]:
     yield _attention_case(case, 8, 2, 128, True, window=300, chunked=True)
     case = Case("sinks", 30, sequences=(30,))
     yield _attention_case(case, 4, 2, 32, True, sinks=True, softcap=20.0)
+    yield _attention_case(Case("few-capped", 4, sequences=(3, 1)), 4, 2, 32, True, softcap=20.0)
     # Encoders: every token sees the whole text, with few queries, many, and several splits of keys.
     for name, sequences in (("few", (9, 1, 3)), ("many", (40, 1, 70)), ("long", (300, 20))):
         case = Case(f"whole-{name}", sum(sequences), sequences=sequences)

@@ -148,6 +148,7 @@ def _delta_cases() -> Iterator[Case]:
     yield delta_case("channels", DeltaShape(2, 2, 32, 48, True), (1, 33, 64, 5), decay_rate=0.2)
     yield delta_case("channels-shared", DeltaShape(2, 4, 128, 32, True), (20,), decay_rate=20.0)
     yield delta_case("channels-floor", DeltaShape(2, 2, 16, 16, True), (70, 3), floor=-5.0)
+    yield delta_case("channels-floor-few", DeltaShape(2, 2, 16, 16, True), (1, 3), floor=-5.0)
     yield delta_case("channels-wide", DeltaShape(1, 2, 128, 128, True), (150, 9), decay_rate=3.0)
 
 

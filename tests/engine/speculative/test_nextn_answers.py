@@ -108,7 +108,7 @@ def test_the_block_gets_the_rows_of_steps_that_others_were_queued_behind(
     """
     monkeypatch.setattr(gpu_program, "MAX_HIDDEN_BYTES", 1024)
     options = LoadOptions(
-        model_with_blocks("bailingmoe3", tmp_path),
+        with_nextn("qwen35", tmp_path / "m.gguf"),
         backend=backend,
         context=128,
         backend_options={"batch_invariant": "true"},
@@ -141,7 +141,7 @@ def test_a_device_that_runs_ahead_measures_drafts_now_and_then(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = LoadOptions(
-        model_with_blocks("bailingmoe3", tmp_path),
+        with_nextn("qwen35", tmp_path / "m.gguf"),
         backend=backend,
         context=128,
         backend_options={"batch_invariant": "true"},
