@@ -16,8 +16,8 @@ EVERY = False  # set from the command line, before tests are imported
 
 
 def examples(n: int) -> int:
-    """Return the number of examples of a property test: a quarter of `n` by default."""
-    return n if EVERY else -(-n // 4)
+    """Return the number of examples of a property test: an eighth of `n` by default."""
+    return n if EVERY else -(-n // 8)
 
 
 def on_backends(

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ def table() -> dict[str, set[str]]:
     }
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Return the modules of zinc that a file imports, type-checking imports included."""
     found = set()
@@ -49,10 +51,12 @@ def test_every_folder_is_in_the_table():
 @pytest.mark.parametrize("folder", sorted(table()))
 def test_a_folder_imports_only_what_the_table_allows(folder):
     allowed = table()[folder]
+    if "anything" in allowed:
+        return
     for path in (ROOT / folder).rglob("*.py"):
         for module in imports(path):
             target = module.split(".")[1]
-            if target == folder or "anything" in allowed or target in allowed:
+            if target == folder or target in allowed:
                 continue
             assert any(module == f"zinc.{a}" for a in allowed if "." in a), f"{path}: {module}"
 

@@ -208,6 +208,7 @@ def case(level: str, name: str) -> Layer:
     return Layer(level, name, hidden=256 if wide else 96, ff=512 if wide else 160)
 
 
+@pytest.mark.alike(30)
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize("n", [1, 2, 5, 40, 300])
 def test_experts_agree_with_decoded_weights(level: str, name: str, n: int) -> None:
@@ -233,6 +234,7 @@ def test_experts_agree_with_decoded_weights(level: str, name: str, n: int) -> No
     np.testing.assert_allclose(y, total, rtol=0, atol=ROUNDING * 4 * magnitude)
 
 
+@pytest.mark.alike(50)
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize("format", ["q8_32", "q8_256", "q15_32", "bf16"])
 @pytest.mark.parametrize("n", [1, 3, 40])
@@ -257,6 +259,7 @@ def used_bytes(format: str, cols: int) -> int:
     return 2 * cols if format in ("bf16", "q15_32") else cols
 
 
+@pytest.mark.alike(6)
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_token_does_not_depend_on_other_tokens(level: str, name: str) -> None:
     layer = case(level, name)
@@ -381,6 +384,7 @@ def test_an_expert_that_does_not_exist_is_an_error(level: str, bad: float) -> No
 # ---- heads
 
 
+@pytest.mark.alike(36)
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K"])
 @pytest.mark.parametrize(("n_heads", "rows", "flat"), [(4, 32, False), (3, 24, True), (5, 7, True)])
 @pytest.mark.parametrize("n", [1, 7, 150])

@@ -574,6 +574,7 @@ def same_for_all_levels(sizes: Sizes, seed: int, *lengths: int) -> Sequences:
     return Sequences(sizes, lengths, seed)
 
 
+@pytest.mark.alike(24)
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
 def test_attention_of_a_ragged_batch(level: str, sizes: Sizes) -> None:
     lengths = [70, 1, 33, 16, 7] if slow(level, sizes) else [70, 1, 330, 64, 7, 2]
@@ -582,6 +583,7 @@ def test_attention_of_a_ragged_batch(level: str, sizes: Sizes) -> None:
         np.testing.assert_allclose(got, sequences.reference(i), rtol=0, atol=ATTENTION_ERROR)
 
 
+@pytest.mark.alike(24)
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
 def test_decode_of_several_sequences(level: str, sizes: Sizes) -> None:
     lengths = [45, 20, 64, 130] if slow(level, sizes) else [300, 20, 64, 521]
@@ -612,6 +614,7 @@ INVARIANT = [
 ]
 
 
+@pytest.mark.alike(10)
 @pytest.mark.parametrize("sizes", INVARIANT, ids=str)
 def test_attention_does_not_depend_on_chunks_other_sequences_or_threads(
     level: str, sizes: Sizes
@@ -693,6 +696,7 @@ STORES = [
 ]
 
 
+@pytest.mark.alike(100)
 @pytest.mark.parametrize(("dim", "rope_dims", "neox", "norms", "kv"), STORES)
 @pytest.mark.parametrize("n", [1, 5, 70])
 def test_rope_store(

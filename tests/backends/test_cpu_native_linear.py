@@ -202,6 +202,7 @@ def level(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.alike(28)
 @pytest.mark.parametrize("name", TYPES)
 def test_packed_tensor_decodes_to_the_values_of_the_file(
     pool: _cpu.Pool, level: str, name: str
@@ -289,6 +290,7 @@ def test_bad_pieces_of_a_tensor_are_refused(pool: _cpu.Pool, level: str) -> None
         _cpu.allocate(level, q8_0, 1 << 20, 1 << 40, 32)
 
 
+@pytest.mark.alike(80)
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("n_tokens", [1, 2, 7, 33])
 def test_linear_agrees_with_decoded_weights(
@@ -314,6 +316,7 @@ def test_linear_agrees_with_decoded_weights(
         assert np.linalg.norm(y - exact) / np.linalg.norm(scale) < allowed
 
 
+@pytest.mark.alike(20)
 @pytest.mark.parametrize("name", TYPES)
 def test_a_row_does_not_depend_on_other_rows(pool: _cpu.Pool, level: str, name: str) -> None:
     rng = np.random.default_rng(5)

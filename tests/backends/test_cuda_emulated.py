@@ -32,6 +32,8 @@ QUICK_FORMATS = {"linear": ("Q4_K", "IQ2_S"), "embed": ("Q8_0",)}
 QUICK_CASES = {
     "delta_rule-channels-floor",
     "sample-penalties-300",
+    "attention-sinks",
+    "attention-deep-one-rope-norm",
 }  # of other kernels than the first case of the op
 # Several kernels each, or kernels of test_cuda_recurrent.py.
 SLOW_OPS = {"attention", "rope_attention", "moe_down", "moe_glu"}

@@ -71,7 +71,7 @@ def test_columns_that_are_no_whole_groups() -> None:
 @pytest.mark.parametrize(
     ("type", "n_tokens", "stages", "buffers_x"),
     [
-        (GGMLType.Q4_K, 5, 0, False),
+        pytest.param(GGMLType.Q4_K, 5, 0, False, marks=pytest.mark.every),
         (GGMLType.Q6_K, 5, 2, True),
         (GGMLType.Q4_K, 4, 0, True),
         *(

@@ -87,7 +87,7 @@ CASES = {
     "ssm_scan": ssm_case("steps", DeltaShape(2, 18, 32, 16), (TOKENS,), decay_rate=0.05),
     "causal_conv": conv_case("steps", 136, 4, lengths=(TOKENS,), bias=True),
 }
-SLOW = {"delta_rule of channels"}
+SLOW = {"delta_rule of channels", "ssm_scan"}  # rolled back, a scan runs the same kernels
 
 
 @needs_compiler

@@ -57,7 +57,7 @@ CASES = {
     "wide tile": product(GGMLType.Q4_0, n_rows=128, cols=640, tokens=300),
     "glu": gated_product(),
 }
-SLOW = ("Q6_K", "wide tile")
+SLOW = ("Q4_K", "Q6_K", "wide tile")
 
 
 def kernels(case: Case, features: Features) -> list[KernelVariant]:

@@ -129,7 +129,7 @@ def test_any_text(format, text):
     assert not result.reasoning
 
 
-LONG = examples(24_000)
+LONG = examples(48_000)
 
 
 UNITS = (
@@ -138,7 +138,7 @@ UNITS = (
 )
 
 
-@pytest.mark.alike(40)
+@pytest.mark.alike(14)
 @pytest.mark.parametrize(
     ("format", "unit"),
     [

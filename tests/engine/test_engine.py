@@ -73,6 +73,7 @@ def prompt(n, seed=0):
     return random.Random(seed).choices(range(VOCAB - 1), k=n)
 
 
+@pytest.mark.alike(60)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, BLOCK - 1, BLOCK, BLOCK + 1, 23, 24, 25, 100, 150])
 def test_an_answer_matches_its_definition(kind, n):
@@ -236,7 +237,7 @@ def test_a_higher_priority_goes_first_and_preempts_others():
     check_idle(e)
 
 
-@pytest.mark.alike(7)
+@pytest.mark.alike(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_cache_preempts_the_last_request_and_changes_no_token(kind):
     e = engine(kind, n_blocks=24, context=150)
@@ -272,6 +273,7 @@ def test_a_full_queue_refuses_requests():
     finish(e, e.submit(Request(prompt(10), greedy(5), ())))
 
 
+@pytest.mark.alike(3)
 @pytest.mark.parametrize("scarce", [{"max_outputs": 4}, {"slots": 4}])
 def test_no_prefixes_are_searched_while_no_more_sequences_can_run(scarce, monkeypatch):
     e = engine("recurrent", n_blocks=200, **scarce)

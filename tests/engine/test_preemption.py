@@ -32,6 +32,7 @@ def six(e):
     return sequences
 
 
+@pytest.mark.alike(4)
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_copied_sequence_is_not_run_again(kind, prefix_cache, copying):

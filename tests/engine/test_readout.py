@@ -48,6 +48,7 @@ def finish(engine, sequences):
     raise AssertionError("the engine does not come to an end")
 
 
+@pytest.mark.alike(8)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(4))
 def test_readouts_get_all_rows_in_any_batch(kind, seed):

@@ -97,7 +97,7 @@ def at(sampler, index):
     return sampler.sample(LOGITS).token
 
 
-@pytest.mark.alike(6)
+@pytest.mark.alike(3)
 @pytest.mark.parametrize("chain", CHAINS)
 def test_tokens_come_as_often_as_the_chain_says(chain):
     sampler = sampler_of(chain, 17)
@@ -105,7 +105,7 @@ def test_tokens_come_as_often_as_the_chain_says(chain):
     check([at(sampler, i) for i in range(n)], exact(sampler.params))
 
 
-@pytest.mark.alike(5)
+@pytest.mark.alike(3)
 @pytest.mark.parametrize("chain", [name for name in CHAINS if name not in ("xtc", "mirostat")])
 def test_tokens_of_many_draws_come_as_often_as_the_chain_says(chain):
     """The candidates are those of the chain; their noise is added for all draws at once."""
@@ -179,6 +179,6 @@ def test_among_many_candidates_the_largest_sum_is_found(n):
 def test_tokens_of_a_flat_vocabulary_are_drawn_alike():
     n = 20_000
     flat = Candidates(np.zeros(n, np.float32))
-    tokens = np.array([draw_position(flat, Draw(1, i)) for i in range(effort.examples(2000))])
+    tokens = np.array([draw_position(flat, Draw(1, i)) for i in range(500)])
     check(tokens // 1000, np.full(20, 1 / 20))
     check(tokens % 1024 // 64, np.bincount(np.arange(n) % 1024 // 64) / n)

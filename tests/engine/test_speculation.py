@@ -182,6 +182,7 @@ def test_drafts_change_no_token_of_reasoning_with_a_budget(llm, monkeypatch):
     assert recalling.guessing.n_accepted > 20
 
 
+@pytest.mark.alike(4)
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_drafts_change_no_token_of_any_kind_of_layer(fixture_model, temperature, monkeypatch):
     """States are rolled back across the ends of chunks and windows."""

@@ -69,6 +69,7 @@ def use(worker, kind, seed):
                 assert task.answer() == alone(kind, ids, n)
 
 
+@pytest.mark.alike(5)
 @pytest.mark.parametrize("samples", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_requests_of_several_threads(kind, samples):

@@ -24,7 +24,7 @@ def test_files_for_the_comparison_exist():
     assert len(FILES) >= 4
 
 
-@pytest.mark.alike(40)
+@pytest.mark.alike(20)
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_equals_gguf_py(path):
     theirs = gguf.GGUFReader(path)

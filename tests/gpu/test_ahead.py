@@ -16,7 +16,7 @@ from zinc.plan.planner import make_plan
 CONTEXT = 1 << 15
 
 
-@pytest.mark.alike(2)
+@pytest.mark.alike(1)
 @pytest.mark.parametrize(
     ("name", "clusters"),
     [

@@ -465,7 +465,7 @@ def test_temporary_files_of_a_killed_process_are_removed(saved):
     assert not old.exists()
 
 
-@pytest.mark.alike(30)
+@pytest.mark.alike(14)
 @pytest.mark.parametrize("seed", range(60))
 def test_damaged_files_are_ignored(saved, caplog, seed):
     """Files are cut, overwritten or extended; restored data is right and the pool consistent."""

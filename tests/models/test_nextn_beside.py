@@ -48,6 +48,7 @@ def divided(whole: Path, folder: Path) -> Path:
     )
 
 
+@pytest.mark.alike(5)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_plans_are_those_of_a_file_with_both(name: str, tmp_path: Path) -> None:
     whole = with_nextn(name, tmp_path / "whole.gguf")

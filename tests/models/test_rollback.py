@@ -87,14 +87,14 @@ def n_walks(backend: str) -> int:
     return 30 if effort.EVERY else 2
 
 
-@pytest.mark.alike(9)
+@pytest.mark.alike(5)
 @pytest.mark.parametrize(("backend", "name", "kv_dtype"), RUNS)
 def test_rejected_rows_leave_no_trace(backend: str, name: str, kv_dtype: str) -> None:
     for seed in range(n_walks(backend)):
         walk(backend, name, kv_dtype, seed)
 
 
-@pytest.mark.alike(9)
+@pytest.mark.alike(5)
 @pytest.mark.parametrize(("backend", "name", "kv_dtype"), RUNS)
 def test_a_sequence_that_was_rolled_back_continues_from_disk(
     backend: str, name: str, kv_dtype: str, tmp_path: Path
@@ -103,7 +103,7 @@ def test_a_sequence_that_was_rolled_back_continues_from_disk(
         walk(backend, name, kv_dtype, 1000 + seed, tmp_path / str(seed))
 
 
-@pytest.mark.alike(12)
+@pytest.mark.alike(6)
 @pytest.mark.parametrize(("name", "backend", "tail"), TAILS)
 def test_every_position_can_be_gone_back_to(name: str, backend: str, tail: int) -> None:
     """One accepted row a step, and `tail` rejected ones: every offset in a chunk occurs."""

@@ -50,7 +50,7 @@ def marks(case: Case) -> list[pytest.MarkDecorator]:
     return [pytest.mark.every] if format in FORMATS - {"F16", "Q4_K"} else []
 
 
-@pytest.mark.alike(60)
+@pytest.mark.alike(24)
 @pytest.mark.parametrize(
     ("op", "case"),
     [pytest.param(op, case, id=f"{op}-{case.name}", marks=marks(case)) for op, case in CASES],

@@ -96,6 +96,7 @@ def error(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.abs(got - want).max() / np.abs(want).max())
 
 
+@pytest.mark.alike(18)
 @pytest.mark.parametrize(("case", "plain", "in_chunks"), FORMS)
 @pytest.mark.parametrize("cut", [1, 7, CHUNK, 1 << 20])
 def test_the_chunkwise_form_equals_the_recurrence(
@@ -104,6 +105,7 @@ def test_the_chunkwise_form_equals_the_recurrence(
     assert error(run(case, in_chunks, cut), run(case, plain)) < 2e-6
 
 
+@pytest.mark.alike(24)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("cut", [1, 2, 13])
 def test_the_result_does_not_depend_on_how_a_prompt_was_cut(case: Case, cut: int) -> None:

@@ -244,6 +244,7 @@ def undeclared_writes(case: Case) -> list[str]:
     return watched.undeclared
 
 
+@pytest.mark.alike(25)
 @pytest.mark.parametrize(("op", "case"), STATEFUL, ids=[f"{o.name}-{c.name}" for o, c in STATEFUL])
 def test_ops_write_only_the_state_that_they_declare(op: Op, case: Case) -> None:
     assert undeclared_writes(case) == []

@@ -142,7 +142,7 @@ def speculated(case: Case, backend: Backend, seed: int, rollback: int = CHUNK) -
     return found
 
 
-@pytest.mark.alike(40)
+@pytest.mark.alike(24)
 @on_backends(["ref", *KERNELS])
 def test_rejected_rows_change_no_bit(case: Case, name: str) -> None:
     want = plain(case, create(name))
@@ -155,7 +155,7 @@ def test_rejected_rows_change_no_bit(case: Case, name: str) -> None:
             np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.alike(40)
+@pytest.mark.alike(24)
 @on_backends(KERNELS)
 def test_kernels_with_rollback_agree_with_the_reference(case: Case, name: str) -> None:
     got, want = (speculated(case, create(backend), 5) for backend in (name, "ref"))

@@ -19,6 +19,7 @@ from zinc.plan.planner import make_plan
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
 
 
+@pytest.mark.alike(30)
 @pytest.mark.parametrize("name", sorted(p.stem for p in FIXTURES.glob("*.gguf")))
 def test_the_graph_without_its_projection_ends_in_the_final_norm(name):
     with GGUFFile.open(FIXTURES / f"{name}.gguf") as file:

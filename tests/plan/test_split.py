@@ -69,6 +69,7 @@ def runner(name: str, backends: Sequence[str], division: Division, n_sequences: 
     return Runner(path, loaded=(backend, plan), n_sequences=n_sequences)
 
 
+@pytest.mark.alike(3)
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_any_device_map_gives_the_logits_of_the_model(name: str, seed: int) -> None:

@@ -34,6 +34,7 @@ EVERY_FAMILY = [
 ]
 
 
+@pytest.mark.alike(5)
 @pytest.mark.parametrize("name", EVERY_FAMILY)
 @pytest.mark.parametrize("shares", [(1.0, 1.0), (2.0, 1.0, 1.0)])
 def test_tensors_on_cpu_places_give_the_logits_of_the_model(

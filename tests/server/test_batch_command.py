@@ -102,7 +102,7 @@ def wait_for_growth(path: Path, process: subprocess.Popen[str], n_bytes: int) ->
 
 
 def test_killed_runs_answer_every_row_once(tmp_path: Path):
-    n_rows, n_runs = (300, 4) if EVERY else (100, 2)
+    n_rows, n_runs = (300, 4) if EVERY else (60, 1)
     source = write(tmp_path / "in.jsonl", [story(i, max_tokens=16) for i in range(n_rows)])
     output, chance = tmp_path / "out.jsonl", random.Random(5)
     for _ in range(n_runs):

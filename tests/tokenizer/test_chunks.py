@@ -103,6 +103,7 @@ def test_text_of_words_lines_or_ideographs_is_cut(name):
         assert max(map(len, chunks)) <= 40
 
 
+@pytest.mark.alike(4)
 @pytest.mark.parametrize("name", FILES)
 def test_more_tokens_than_the_limit_raise(name):
     found = tokenizer(name)

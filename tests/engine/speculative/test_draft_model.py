@@ -61,6 +61,7 @@ def perturbed(name: str, target: Path) -> Path:
     return rewrite(FIXTURES / f"{name}.gguf", target, edit=edit)
 
 
+@pytest.mark.alike(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_draft_model_changes_no_token(name: str, tmp_path: Path) -> None:
     """Greedy and sampled requests of several lengths, which arrive while others run."""
@@ -91,6 +92,7 @@ def test_a_draft_model_changes_no_token_on_a_device(
         assert accepted(found) > 0.3
 
 
+@pytest.mark.alike(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_model_accepts_its_own_drafts(name: str) -> None:
     path = FIXTURES / f"{name}.gguf"
