@@ -168,9 +168,7 @@ def test_a_joined_dispatch_waits_for_earlier_users_of_its_scratch_memory() -> No
         "softcap": lambda *_: [NO_WORK],
         "embed": lambda launch, at, bucket: at.scratch.take(12 << 20) and [NO_WORK, NO_WORK],
     }
-    kernels = replace(
-        SLANG_KERNELS, lowerings=lowerings, joins={("softcap", "embed"): lambda *_: join}
-    )
+    kernels = replace(SLANG_KERNELS, lowerings=lowerings, joins={"softcap": lambda *_: join})
     at, bucket = NominalAddresses(Features(32), "f16", 64), Bucket(1, 1, 1, 256)
     graph = dispatch_graph(kernels, three_launches(), [(), (), (1,)], at, bucket)
     assert [(node.launch, node.after) for node in graph.nodes] == [(0, ()), (1, (0,)), (2, (0, 1))]

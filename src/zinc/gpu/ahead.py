@@ -79,14 +79,8 @@ def kernels(
 
 def _joined_pairs(kernel_set: KernelSet, plan: Plan) -> Iterable[tuple[Launch, Launch]]:
     """Return launches and readers of their outputs that may be joined, each distinct pair once."""
-    ops = {first for first, _ in kernel_set.joins}
-    made = [(launch.outputs[0], launch) for launch in plan.launches if launch.kernel in ops]
-    pairs = (
-        (first, second)
-        for second in plan.launches
-        for ref, first in made
-        if (first.kernel, second.kernel) in kernel_set.joins and ref in second.inputs
-    )
+    made = {x.outputs[0]: x for x in plan.launches if x.kernel in kernel_set.joins}
+    pairs = ((made[ref], b) for b in plan.launches for ref in b.inputs if ref in made)
     return {(lowering_key(a), lowering_key(b)): (a, b) for a, b in pairs}.values()
 
 

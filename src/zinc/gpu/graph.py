@@ -78,7 +78,7 @@ def dispatch_graph(
         reused = {j for j, a, b in scratch for start, end in taken if a < end and start < b}
         joined = None
         if before in dependencies[i] and before not in reused:
-            joined = kernels.joined(plan.launches[before], launch, lowered[before], dispatches)
+            joined = kernels.joined(plan.launches[before], lowered[before], dispatches)
         if joined is not None:
             lowered[before], dispatches = [*lowered[before][:-1], joined], dispatches[1:]
             after[before] |= reused

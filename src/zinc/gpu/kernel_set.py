@@ -90,7 +90,7 @@ class KernelSet:
     stores_blocks: ops whose kernels can store rows of Q8_32, besides those that every backend has
     (`stores_formats` of the op). tilings: the tiles of each tunable kernel, by name. sources:
     returns a digest of the kernels' code. joins: how the last dispatch of a launch and the first
-    one of the next launch become one dispatch, by the ops of the two launches.
+    one of the next launch become one dispatch, by the op of the first launch.
     """
 
     backend: str
@@ -101,7 +101,7 @@ class KernelSet:
     tilings: Mapping[str, Tiling]
     sources: Callable[[], str]
     stores_blocks: frozenset[str] = frozenset()
-    joins: Mapping[tuple[str, str], Join] = field(default_factory=dict)
+    joins: Mapping[str, Join] = field(default_factory=dict)
 
     def lower(self, launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         """Return the dispatches of a launch in a step of `bucket`. Raises UnsupportedError.
@@ -126,7 +126,7 @@ class KernelSet:
         for launch in launches:
             if not (dispatches := self.lower(launch, at, bucket)):
                 continue
-            joined = self.joined(before, launch, waiting, dispatches) if before else None
+            joined = self.joined(before, waiting, dispatches) if before else None
             if joined is not None:
                 waiting, dispatches = [*waiting[:-1], joined], dispatches[1:]
             yield from waiting
@@ -134,15 +134,17 @@ class KernelSet:
         yield from waiting
 
     def joined(
-        self, first: Launch, second: Launch, ones: Sequence[Dispatch], others: Sequence[Dispatch]
+        self, launch: Launch, dispatches: Sequence[Dispatch], following: Sequence[Dispatch]
     ) -> Dispatch | None:
-        """Return a dispatch that does the work of the last of `ones` and the first of `others`.
+        """Return a dispatch that does the work of the last of `dispatches` and the next one.
 
-        These are the dispatches of two launches between which no other launch runs. None if no
+        dispatches: those of `launch`. following: those of the launch that runs next. None if no
         kernel does the work of both.
         """
-        join = self.joins.get((first.kernel, second.kernel))
-        return join(ones[-1], others[0]) if join is not None and ones and others else None
+        join = self.joins.get(launch.kernel)
+        if join is None or not dispatches or not following:
+            return None
+        return join(dispatches[-1], following[0])
 
     def _checked(self, launch: Launch, at: Addresses, dispatches: list[Dispatch]) -> list[Dispatch]:
         """Return the dispatches that have at least one workgroup. Raises UnsupportedError."""

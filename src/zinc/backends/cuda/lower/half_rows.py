@@ -95,4 +95,4 @@ def converting_norm(norm: Dispatch, conversion: Dispatch) -> Dispatch | None:
     return replace(norm, kernel=kernel, arguments=arguments)
 
 
-JOINS = {("rms_norm", product): converting_norm for product in ("linear", "linear_glu")}
+JOINS = {"rms_norm": converting_norm}
