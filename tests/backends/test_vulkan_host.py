@@ -305,7 +305,7 @@ def test_a_grid_above_the_limit_is_an_error(monkeypatch):
         wide = replace(first, groups=groups)
         monkeypatch.setitem(LOWERINGS, "linear", lambda *_, wide=wide: [wide])
         with pytest.raises(
-            UnsupportedError, match="linear: it needs 65536 workgroups in one direct"
+            UnsupportedError, match="linear: it needs 65536 workgroups in one dimension"
         ):
             SLANG_KERNELS.lower(launch, at, Bucket(1, 1, 1, 256))
 
