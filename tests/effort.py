@@ -43,9 +43,9 @@ def on_backends(
 
 
 def by_default(values: Iterable[Any]) -> list[Any]:
-    """Return the parameters of a test without those that have the mark `every`.
+    """Return those of `values`, the parameters of a test, that lack the mark `every`.
 
-    If all of them have it, they are returned, so that the test is deselected and not skipped.
+    If all have it, return all of them: pytest then deselects the test instead of skipping it.
     """
     found = list(values)
     return [x for x in found if not _is_for_every(x)] or found

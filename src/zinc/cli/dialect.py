@@ -1,9 +1,11 @@
 """The options and commands of llama.cpp, Ollama and vLLM.
 
-`translate` rewrites a command line before it is parsed. It renames options that zinc has under
-another name, leaves out those that would change nothing, with a note, and keeps those whose effect
-zinc does not have, which the parser then refuses. Options that a command has under the same name
-are never touched.
+`translate` rewrites a command line before it is parsed:
+
+- It renames options that zinc has under another name.
+- It removes options that have no effect in zinc, and prints a note.
+- It keeps options for features that zinc lacks, so that the parser refuses them.
+- It does not change options that the command has under the same name.
 
 `ls` is a command, as in Ollama. For other commands that zinc lacks, `instead` says what to do.
 """

@@ -78,7 +78,10 @@ def kernels(
 
 
 def _joined_pairs(kernel_set: KernelSet, plan: Plan) -> Iterable[tuple[Launch, Launch]]:
-    """Return launches and readers of their outputs that may be joined, each distinct pair once."""
+    """Return pairs of a launch and a reader of its output whose dispatches may be fused.
+
+    Pairs that are lowered to the same kernels are returned once.
+    """
     made = {x.outputs[0]: x for x in plan.launches if x.kernel in kernel_set.joins}
     pairs = ((made[ref], b) for b in plan.launches for ref in b.inputs if ref in made)
     return {(lowering_key(a), lowering_key(b)): (a, b) for a, b in pairs}.values()

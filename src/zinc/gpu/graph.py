@@ -65,8 +65,9 @@ def dispatch_graph(
     """Return the dispatches of a step of `bucket`.
 
     `dependencies` are those of the launches, from `zinc.gpu.hazards`. Launches that share scratch
-    memory wait for each other too. A dispatch that a launch takes over from the next one writes
-    scratch memory of that launch. Raises UnsupportedError.
+    memory wait for each other too. If the last dispatch of a launch is fused with the first one of
+    the next launch, it writes scratch memory of the next launch, so the first launch also waits for
+    the earlier users of that memory. Raises UnsupportedError.
     """
     lowered: list[list[Dispatch]] = []
     after: list[set[int]] = []  # launches that each launch waits for

@@ -31,7 +31,7 @@ LOWERINGS: dict[str, Lowering] = {}
 # Returns the steps in which a fused node runs, None if the kernel cannot run it.
 FusedCondition: TypeAlias = Callable[[Node], StepCondition | None]
 FUSED: dict[str, FusedCondition] = {}
-# Returns the dispatch that does the work of two, None if no kernel does both.
+# Fuses two dispatches, of which the second reads what the first writes; None if no kernel does both
 Join: TypeAlias = Callable[[Dispatch, Dispatch], Dispatch | None]
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -89,8 +89,8 @@ class KernelSet:
     dispatch. fused: the steps in which a kernel runs a fused op, by op.
     stores_blocks: ops whose kernels can store rows of Q8_32, besides those that every backend has
     (`stores_formats` of the op). tilings: the tiles of each tunable kernel, by name. sources:
-    returns a digest of the kernels' code. joins: how the last dispatch of a launch and the first
-    one of the next launch become one dispatch, by the op of the first launch.
+    returns a digest of the kernels' code. joins: functions that fuse the last dispatch of a launch
+    with the first one of the next launch, by the op of the first launch.
     """
 
     backend: str
@@ -136,10 +136,9 @@ class KernelSet:
     def joined(
         self, launch: Launch, dispatches: Sequence[Dispatch], following: Sequence[Dispatch]
     ) -> Dispatch | None:
-        """Return a dispatch that does the work of the last of `dispatches` and the next one.
+        """Return the last of `dispatches` fused with the first of `following`, None if not fused.
 
-        dispatches: those of `launch`. following: those of the launch that runs next. None if no
-        kernel does the work of both.
+        dispatches: those of `launch`. following: those of the launch that runs next.
         """
         join = self.joins.get(launch.kernel)
         if join is None or not dispatches or not following:

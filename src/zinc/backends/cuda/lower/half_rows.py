@@ -20,7 +20,7 @@ from zinc.gpu.rows import row_bytes
 
 GROUP = 8  # rows of a group (half_rows.cuh)
 WIDE = 4  # slabs that a block of half_rows converts
-NORM_KINDS = {"MEAN", "CUT", "LIKE"}  # macros of norm.cu for norms that are no RMS norms
+NORM_KINDS = {"MEAN", "CUT", "LIKE"}  # macros of norm.cu that select other norms than RMS norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ def converted(
 
 
 def converting_norm(norm: Dispatch, conversion: Dispatch) -> Dispatch | None:
-    """Return a norm that also does the conversion of its rows, None if it cannot.
+    """Return `norm` fused with the conversion of its rows, None if it cannot convert them.
 
-    A block of a norm of whole rows has a row's columns in registers, so it can find their factor.
+    A block must have all columns of a row in registers, from which it finds the row's factor.
     """
     x, halves = norm.arguments, conversion.arguments
     if not isinstance(x, NormArguments) or not isinstance(halves, HalfRowsArguments):
