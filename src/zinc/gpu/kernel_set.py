@@ -19,6 +19,7 @@ from zinc.core.errors import UnsupportedError
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch
+from zinc.gpu.features import Features
 from zinc.gpu.memory import Bytes
 from zinc.gpu.tiling import Tiling
 from zinc.ops.node import Node
@@ -31,6 +32,9 @@ LOWERINGS: dict[str, Lowering] = {}
 # Returns the steps in which a fused node runs, None if the kernel cannot run it.
 FusedCondition: TypeAlias = Callable[[Node], StepCondition | None]
 FUSED: dict[str, FusedCondition] = {}
+# Returns whether a device runs a fused op faster than the ops that it replaces.
+Preference: TypeAlias = Callable[[Features], bool]
+PREFERENCES: dict[str, Preference] = {}
 # Fuses two dispatches, of which the second reads what the first writes; None if no kernel does both
 Join: TypeAlias = Callable[[Dispatch, Dispatch], Dispatch | None]
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -52,6 +56,7 @@ def registering(table: dict[str, Function]) -> Callable[[str], Callable[[Functio
 # A lowering raises NotImplementedError, with the reason, for a launch that no kernel can run.
 lowers = registering(LOWERINGS)
 fuses = registering(FUSED)
+prefers = registering(PREFERENCES)
 
 
 class WeightLayout(Protocol):
@@ -86,7 +91,8 @@ class KernelSet:
     """The kernels of a backend: lowerings by op, conditions of fused ops, weight layout and limits.
 
     backend: the backend's name in error messages. max_argument_bytes: limit of the arguments of a
-    dispatch. fused: the steps in which a kernel runs a fused op, by op.
+    dispatch. fused: the steps in which a kernel runs a fused op, by op. prefers: returns
+    whether a device runs a fused op faster than the ops that it replaces, by op.
     stores_blocks: ops whose kernels can store rows of Q8_32, besides those that every backend has
     (`stores_formats` of the op). tilings: the tiles of each tunable kernel, by name. sources:
     returns a digest of the kernels' code. joins: functions that fuse the last dispatch of a launch
@@ -102,6 +108,7 @@ class KernelSet:
     sources: Callable[[], str]
     stores_blocks: frozenset[str] = frozenset()
     joins: Mapping[str, Join] = field(default_factory=dict)
+    prefers: Mapping[str, Preference] = field(default_factory=dict)
 
     def lower(self, launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         """Return the dispatches of a launch in a step of `bucket`. Raises UnsupportedError.

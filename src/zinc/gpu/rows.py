@@ -24,6 +24,14 @@ def row_bytes(format: RowFormat, cols: int) -> int:
     raise NotImplementedError(f"GPU kernels have no rows of format {format}")
 
 
+def unscaled_row_bytes(cols: int) -> int:
+    """Return the bytes from row to row of rows for products of an RMS norm.
+
+    A row of Q8_32 is followed by a float32 sum of squares for each block.
+    """
+    return round_up(row_bytes(RowFormat.Q8_32, cols) + 4 * ceil_div(cols, BLOCK), 16)
+
+
 def decode_q8_rows(data: npt.NDArray[np.uint8], cols: int, runs: int) -> FloatArray:
     """Return float32 [rows, cols] of rows of Q8_32, uint8 [rows, stride].
 

@@ -141,6 +141,14 @@ def _gemv_eight(features: Features, rows: int, units: int, weights: int) -> Gemv
     return GemvTile(8, split, per_wave, MAX_BATCH)
 
 
+def stores_unscaled(features: Features) -> bool:
+    """Return whether products of few rows store their rows for a product of their norm.
+
+    It was measured on NVIDIA GPUs only. On a CPU, which runs the tests, any kernel will do.
+    """
+    return features.narrow_matrix or features.subgroup < 16
+
+
 def within_grid(features: Features, tile: GemvTile, rows: int) -> GemvTile:
     """Return the tile with enough rows a wave that `rows` rows need no more than `max_groups`."""
     while rows > tile.tile * features.max_groups:
@@ -176,6 +184,9 @@ def _gemv_blocks(features: Features, units: int, n_x: int, weights: int) -> Gemv
     if features.narrow_matrix:  # measured on NVIDIA GPUs
         if batch == MAX_BATCH:
             return GemvTile(waves=8, split=1, rows=4, batch=MAX_BATCH)
+        if weights == 1:
+            deep = 1 if batch > 1 and units < LONG_ROW * features.subgroup else 2
+            return GemvTile(waves=32, split=2, rows=2, batch=batch, deep=deep)
         if batch <= 2 and weights == 2 and units >= 4 * features.subgroup:
             rows = 2 * batch
             return GemvTile(waves=32 // rows, split=1, rows=rows, batch=batch, deep=4)

@@ -68,6 +68,8 @@ def _case(name: str, tokens: int, type: GGMLType) -> tuple[Case, Value, Value]:
 
 def _cases() -> Iterator[Case]:
     for tokens, types in (
+        (1, (GGMLType.Q4_K, GGMLType.Q6_K)),
+        (2, (GGMLType.Q4_K, GGMLType.Q8_0)),
         (4, (GGMLType.Q6_K, GGMLType.Q4_K)),
         (5, (GGMLType.Q4_K,) * 3),
         (8, (GGMLType.Q4_K, GGMLType.Q6_K)),
@@ -110,6 +112,8 @@ def linear_norm_linear(
 
 def _glu_cases() -> Iterator[Case]:
     for tokens, type in (
+        (1, GGMLType.Q4_K),
+        (2, GGMLType.Q8_0),
         (3, GGMLType.Q5_K),
         (6, GGMLType.Q4_K),
         (8, GGMLType.Q6_K),

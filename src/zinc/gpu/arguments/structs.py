@@ -211,6 +211,27 @@ class LinearArguments(Struct):
     limit: F32
 
 
+class UnscaledLinearArguments(Struct):
+    """Arguments of a linear whose output is also stored for products of its norm."""
+
+    step: StepAddress
+    w: Matrix
+    x: Bytes
+    y: Bytes
+    bias: Floats
+    residual: Bytes
+    norm: Annotated[Floats, "weights of the norm of y"]
+    unscaled: Annotated[Bytes, "rows of y for these products (unscaled_rows.slang)"]
+    rows: U32
+    cols: U32
+    x_stride: U32
+    y_stride: U32
+    residual_stride: U32
+    unscaled_stride: U32
+    dim: U32
+    eps: Annotated[F32, "of the norm"]
+
+
 class GemvPart(Struct):
     """A weight matrix of `GemvArguments`, and its output, bias and residual."""
 

@@ -55,6 +55,7 @@ class Product:
 
     y, residual: (address, stride). kind: LINEAR, GLU or GATED; it decides what `up` and `residual`
     are (`LinearArguments`). rows_beside: weight rows of other products that run at the same time.
+    unscaled: address of `x` as unscaled rows of its norm, 0 if it has none.
     """
 
     x: Ref
@@ -69,6 +70,7 @@ class Product:
     planes: int = 1
     y_format: RowFormat = RowFormat.F32
     rows_beside: int = 0
+    unscaled: int = 0
 
     @property
     def n_rows(self) -> int:
@@ -87,7 +89,7 @@ class Product:
             step=at.step,
             w=matrix(w),
             up=self.up,
-            x=at.ref(x),
+            x=self.unscaled or at.ref(x),
             y=self.y[0],
             bias=self.bias,
             up_bias=self.up_bias,
@@ -108,8 +110,10 @@ class Product:
     def defines(self, at: Addresses) -> tuple[tuple[str, int], ...]:
         """Return the macros that every kernel for the product has."""
         out_q8 = int(self.y_format is RowFormat.Q8_32)
-        formats = format_defines(at, self.w, self.x, self.w.cols)
-        return (*formats, ("PRODUCT", self.kind), ("OUT_Q8", out_q8))
+        formats = dict(format_defines(at, self.w, self.x, self.w.cols))
+        if self.unscaled:
+            formats["NORM_X"] = 1
+        return (*formats.items(), ("PRODUCT", self.kind), ("OUT_Q8", out_q8))
 
     def key(self, kernel: str, bucket: Bucket) -> TileKey:
         """Return the key of the tile of `kernel`."""

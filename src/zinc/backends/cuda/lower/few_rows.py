@@ -28,14 +28,14 @@ from zinc.backends.cuda.lower.registry import fuses, lowers
 from zinc.backends.cuda.tiles import gemm_few
 from zinc.backends.cuda.tiles.common import FEW_TILE_ROWS
 from zinc.backends.plans import Launch, Ref
-from zinc.core.rounding import ceil_div, round_up
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.lower.operands import ref_or_null, rows, vector_or_null
 from zinc.gpu.lower.weights import format_defines, same_layout, weight_of
 from zinc.gpu.packing import FLOATS
-from zinc.gpu.rows import BLOCK, row_bytes
+from zinc.gpu.rows import BLOCK, unscaled_row_bytes
 from zinc.ops.node import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import RowFormat, Weight
@@ -131,7 +131,7 @@ def _with_norm(launch: Launch, at: Addresses, bucket: Bucket) -> tuple[Dispatch,
         vector_or_null(at, launch.input("first_bias")),
         residual=ref_or_null(at, launch.input("residual")),
     )
-    stride = round_up(row_bytes(RowFormat.Q8_32, made.cols) + 4 * ceil_div(made.cols, BLOCK), 16)
+    stride = unscaled_row_bytes(made.cols)
     address = at.scratch.take(bucket.rows(made.dim) * stride)
     norm = Norm(vector_or_null(at, launch.input("norm")), float(launch.attributes["eps"]))
     unscaled = Unscaled(address, stride, norm)

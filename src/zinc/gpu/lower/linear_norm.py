@@ -1,0 +1,133 @@
+"""Lowerings of two products with a norm between them, for steps of few tokens.
+
+The first product stores its rows also as unscaled rows (kernels/unscaled_rows.slang). The products
+after the norm read these and scale their results, so no dispatch of the norm comes between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from zinc.backends.plans import Launch, Ref
+from zinc.core.rounding import ceil_div
+from zinc.gpu import tiles
+from zinc.gpu.addresses import Addresses
+from zinc.gpu.arguments.structs import UnscaledLinearArguments
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.features import Features
+from zinc.gpu.kernel_set import fuses, lowers, prefers
+from zinc.gpu.lower.linear import Product, gated_products_of
+from zinc.gpu.lower.operands import dim_code, ref_or_null, rows, vector_or_null
+from zinc.gpu.lower.weights import matrix, weight_of
+from zinc.gpu.packing import FLOATS
+from zinc.gpu.rows import BLOCK, unscaled_row_bytes
+from zinc.ops.node import Node
+from zinc.ops.step import StepCondition
+from zinc.ops.values import RowFormat, Weight
+
+MOST_ROWS = 2  # rows of x; with more, the larger tiles of the first product cost what is saved
+
+
+@prefers("linear_norm_linear")
+@prefers("linear_norm_linear_glu")
+def _is_faster(features: Features) -> bool:
+    return tiles.stores_unscaled(features)
+
+
+@fuses("linear_norm_linear")
+def linear_norm_linear_steps(node: Node) -> StepCondition | None:
+    """Return the steps of few tokens, if the rows and weights of `node` suit the kernel."""
+    n_parts = len(node.outputs) - 1
+    return _steps(node, [node.weight("weight", i) for i in range(n_parts)])
+
+
+@fuses("linear_norm_linear_glu")
+def linear_norm_linear_glu_steps(node: Node) -> StepCondition | None:
+    """Return the steps of few tokens, if the rows and weights of `node` suit the kernel."""
+    weights = [node.weight("gate"), node.weight("up")]
+    return _steps(node, weights) if len({w.type for w in weights}) == 1 else None
+
+
+def _steps(node: Node, weights: Sequence[Weight]) -> StepCondition | None:
+    first = node.weight("first")
+    is_quantised = not any(weight.type in FLOATS for weight in weights)
+    if not is_quantised or first.rows % BLOCK or len(first.shape) > 2:
+        return None
+    return StepCondition((1, MOST_ROWS))
+
+
+@lowers("linear_norm_linear")
+def linear_norm_linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    first, x = _storing_unscaled(launch, at, bucket)
+    products = [
+        Product(
+            x.ref,
+            weight_of(at, launch.input("weight", part)),
+            ref_or_null(at, out),
+            vector_or_null(at, launch.input("bias", part)),
+        )
+        for part, out in enumerate(launch.outputs[1:])
+    ]
+    return [first, *(x.multiplied(p, at, bucket, waits=i == 0) for i, p in enumerate(products))]
+
+
+@lowers("linear_norm_linear_glu")
+def linear_norm_linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    first, x = _storing_unscaled(launch, at, bucket)
+    gated = replace(launch, outputs=launch.outputs[1:])
+    (product,) = gated_products_of(gated, at, bucket, joins=True)
+    return [first, x.multiplied(product, at, bucket, waits=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unscaled:
+    """Unscaled rows at `address`. ref: their columns, format and stride."""
+
+    address: int
+    ref: Ref
+
+    def multiplied(self, product: Product, at: Addresses, bucket: Bucket, waits: bool) -> Dispatch:
+        """Return the dispatch of `product` with these rows as x."""
+        product = replace(product, x=self.ref, unscaled=self.address)
+        return product.dispatch(at, bucket, waits)
+
+
+def _storing_unscaled(launch: Launch, at: Addresses, bucket: Bucket) -> tuple[Dispatch, _Unscaled]:
+    """Return the first product of a launch, and the unscaled rows that it stores."""
+    made = launch.outputs[0]
+    product = Product(
+        rows(launch, "x"),
+        weight_of(at, launch.input("first")),
+        ref_or_null(at, made),
+        vector_or_null(at, launch.input("first_bias")),
+        ref_or_null(at, launch.input("residual")),
+    )
+    stride = unscaled_row_bytes(made.cols)
+    address = at.scratch.take(bucket.rows(made.dim) * stride)
+    key = replace(product.key("matvec", bucket), stores_blocks=True)
+    tile = tiles.gemv(at.features, key)
+    w, x = product.w, product.x
+    arguments = UnscaledLinearArguments(
+        step=at.step,
+        w=matrix(w),
+        x=at.ref(x),
+        y=product.y[0],
+        bias=product.bias,
+        residual=product.residual[0],
+        norm=vector_or_null(at, launch.input("norm")),
+        unscaled=address,
+        rows=product.n_rows,
+        cols=w.cols,
+        x_stride=x.stride,
+        y_stride=product.y[1],
+        residual_stride=product.residual[1],
+        unscaled_stride=stride,
+        dim=dim_code(x.dim, bucket),
+        eps=float(launch.attributes["eps"]),
+    )
+    kernel = KernelVariant("matvec", (*product.defines(at), ("NORM_Y", 1), *tile.defines))
+    groups = (ceil_div(product.n_rows, tile.tile), ceil_div(bucket.rows(x.dim), tile.batch), 1)
+    unscaled = replace(made, format=RowFormat.Q8_32, stride=stride)
+    return Dispatch(kernel, arguments, groups), _Unscaled(address, unscaled)
