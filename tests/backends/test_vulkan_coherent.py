@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
+from contextlib import suppress
 from typing import NamedTuple
 
 import pytest
@@ -28,7 +29,7 @@ from zinc.backends.vulkan.spirv import (
 )
 from zinc.backends.vulkan.vk import types as vk
 from zinc.core.env import VULKAN_COHERENT
-from zinc.core.errors import DeviceError
+from zinc.core.errors import DeviceError, ModelError
 from zinc.formats.gguf import GGUFFile
 from zinc.gpu import ahead
 from zinc.gpu.features import Features
@@ -205,7 +206,8 @@ def barriers_of_a_step(monkeypatch, switch: str) -> list[tuple[int, int]]:
         real(self, commands, source, target)
 
     monkeypatch.setattr(device.Device, "barrier", barrier)
-    with LLM(FIXTURES / "qwen3.gguf", backend="vulkan") as llm:
+    with LLM(FIXTURES / "qwen3.gguf", backend="vulkan") as llm, suppress(ModelError):
+        # Mesa 22.3 computes wrong logits with coherent kernels (docs/barriers.md), at times NaN.
         llm.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
     return seen
 
