@@ -197,7 +197,7 @@ class LinearArguments(Struct):
     y: Bytes
     bias: Floats
     up_bias: Floats
-    residual: Bytes
+    residual: Annotated[Bytes, "GATES: rows of one number"]
     partial: Annotated[Floats, "sums of each split of a tile, if workgroups split its columns"]
     arrived: Annotated[Uints, "counts for each tile the splits that have ended"]
     rows: Annotated[U32, "of a plane of w, as cols"]
@@ -767,7 +767,6 @@ class RouteExpertsArguments(RouteArguments):
 class NormRouteArguments(Struct):
     """Arguments of the kernel that normalises and routes one token."""
 
-    step: StepAddress
     x: Bytes
     norm: Annotated[Bytes, "weights of the norm of x"]
     blocks: Annotated[Bytes, "the normalised row as 8-bit blocks"]

@@ -5,7 +5,7 @@ A launch of several matrices becomes one dispatch for each, which may run side b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zinc.backends.plans import Launch, Ref
 from zinc.core.rounding import ceil_div
@@ -16,7 +16,7 @@ from zinc.gpu.arguments.structs import LinearArguments
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.fragment_tiles import fragment_tile, takes_fragments
-from zinc.gpu.kernel_set import lowers
+from zinc.gpu.kernel_set import fuses, lowers
 from zinc.gpu.lower.operands import dim_code, ref_or_null, rows, split_scratch, vector_or_null
 from zinc.gpu.lower.weights import (
     distance,
@@ -27,6 +27,8 @@ from zinc.gpu.lower.weights import (
     weight_of,
 )
 from zinc.gpu.tuned import TileKey
+from zinc.ops.node import Node
+from zinc.ops.step import ONE_TOKEN, StepCondition
 from zinc.ops.values import RowFormat
 
 
@@ -55,7 +57,8 @@ class Product:
 
     y, residual: (address, stride). kind: LINEAR, GLU or GATED; it decides what `up` and `residual`
     are (`LinearArguments`). rows_beside: weight rows of other products that run at the same time.
-    unscaled: address of `x` as unscaled rows of its norm, 0 if it has none.
+    unscaled: address of `x` as unscaled rows of its norm, 0 if it has none. gates: y is multiplied
+    by the sigmoid of `residual`, which has one column.
     """
 
     x: Ref
@@ -71,6 +74,7 @@ class Product:
     y_format: RowFormat = RowFormat.F32
     rows_beside: int = 0
     unscaled: int = 0
+    gates: bool = False
 
     @property
     def n_rows(self) -> int:
@@ -113,6 +117,8 @@ class Product:
         formats = dict(format_defines(at, self.w, self.x, self.w.cols))
         if self.unscaled:
             formats["NORM_X"] = 1
+        if self.gates:
+            formats["GATES"] = 1
         return (*formats.items(), ("PRODUCT", self.kind), ("OUT_Q8", out_q8))
 
     def key(self, kernel: str, bucket: Bucket) -> TileKey:
@@ -237,6 +243,20 @@ def linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     )
     products = gated_products_of(launch, at, bucket, joins)
     return [product.dispatch(at, bucket, waits=i > 0) for i, product in enumerate(products)]
+
+
+@lowers("linear_glu_gate")
+def linear_glu_gate(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    (product,) = gated_products_of(launch, at, bucket, joins=True)
+    gated = replace(product, residual=ref_or_null(at, rows(launch, "g")), gates=True)
+    return [gated.dispatch(at, bucket)]
+
+
+@fuses("linear_glu_gate")
+def linear_glu_gate_steps(node: Node) -> StepCondition | None:
+    """Return the steps of one token, if both weights of `node` have one type."""
+    is_same = node.weight("gate").type == node.weight("up").type
+    return ONE_TOKEN if is_same else None
 
 
 @lowers("head_linear")

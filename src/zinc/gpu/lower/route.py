@@ -1,17 +1,51 @@
-"""Lowerings of route, which chooses experts, and group_experts, which sorts slots by expert."""
+"""Lowerings of the ops that choose experts and sort slots by expert, and of their fused ops."""
 
 from __future__ import annotations
 
 from zinc.backends.plans import Launch
+from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
-from zinc.gpu.arguments.structs import GroupExpertsArguments, RouteArguments
+from zinc.gpu.arguments.structs import (
+    GroupExpertsArguments,
+    NormRouteArguments,
+    RouteArguments,
+    RouteExpertsArguments,
+)
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
-from zinc.gpu.kernel_set import lowers
-from zinc.gpu.lower.operands import dim_code, power_of_two, rows, vector_or_null
+from zinc.gpu.kernel_set import fuses, lowers
+from zinc.gpu.lower.operands import dim_code, in_vectors, power_of_two, rows, vector_or_null
+from zinc.gpu.lower.weights import weight_of
+from zinc.ops.node import Node
+from zinc.ops.step import ONE_TOKEN, StepCondition
+from zinc.ops.values import RowFormat
+from zinc.quant.blocks import GGMLType
 
 MAX_EXPERTS = 1024  # a thread for each
 FEW_SLOTS = 256  # with at most this many slots, one segment holds all of them
+WAVES = 8  # of a workgroup of norm_route, each with a row of the router
+OTHER_OUTPUTS = 4  # of norm_route, besides products: 8-bit blocks, routes, order and starts
+MAX_PARTS = 2  # the router, and gates of the shared experts
+
+
+@fuses("route_experts")
+def route_experts_steps(node: Node) -> StepCondition | None:
+    """Return the steps of one token."""
+    return ONE_TOKEN
+
+
+@fuses("norm_route")
+def norm_route_steps(node: Node) -> StepCondition | None:
+    """Return the steps of one token, if the router is float32 and its rows suit the kernel."""
+    x, blocks = node.rows("x"), node.outputs[0]
+    weights = [node.weight("weight", i) for i in range(len(node.outputs) - OTHER_OUTPUTS)]
+    suits = (
+        len(weights) <= MAX_PARTS
+        and all(weight.type is GGMLType.F32 for weight in weights)
+        and blocks.format is RowFormat.Q8_32
+        and x.cols % 32 == 0
+    )
+    return ONE_TOKEN if suits else None
 
 
 @lowers("route")
@@ -62,3 +96,47 @@ def group_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatc
     segments = 1 if slots <= FEW_SLOTS else MAX_EXPERTS // experts
     kernel = KernelVariant("group_experts", (("EXPERTS", experts), ("SEGMENTS", segments)))
     return [Dispatch(kernel, arguments, (1, 1, 1))]
+
+
+@lowers("route_experts")
+def route_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    (choice,) = route(launch, at, bucket)
+    given, (_, order, starts) = choice.arguments, launch.outputs
+    assert isinstance(given, RouteArguments)
+    arguments = RouteExpertsArguments.extending(given, order=at.ref(order), starts=at.ref(starts))
+    kernel = KernelVariant("route", (*choice.kernel.defines, ("SORTS", 1)))
+    return [Dispatch(kernel, arguments, choice.groups)]
+
+
+@lowers("norm_route")
+def norm_route(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    x, (blocks, logits, *gate, routes, order, starts) = rows(launch, "x"), launch.outputs
+    attrs = launch.attributes
+    n_gates = sum(part.cols for part in gate)
+    arguments = NormRouteArguments(
+        x=at.ref(x),
+        norm=vector_or_null(at, launch.input("norm")),
+        blocks=at.ref(blocks),
+        router=weight_of(at, launch.input("weight", 0)).address,
+        gates=weight_of(at, launch.input("weight", 1)).address if gate else 0,
+        router_bias=vector_or_null(at, launch.input("bias", 0)),
+        gate_bias=vector_or_null(at, launch.input("bias", 1)) if gate else 0,
+        logits=at.ref(logits),
+        gate=at.ref(gate[0]) if gate else 0,
+        choice_bias=vector_or_null(at, launch.input("choice_bias")),
+        routes=at.ref(routes),
+        order=at.ref(order),
+        starts=at.ref(starts),
+        arrived=at.counters.take(1),
+        n_gates=n_gates,
+        eps=float(attrs["eps"]),
+        scale=float(attrs["scale"]),
+    )
+    defines = (
+        *choice_defines(launch, logits.cols),
+        ("COLS", x.cols),
+        ("VECTORS", in_vectors(at, x)),
+        ("WAVES", WAVES),
+    )
+    groups = (ceil_div(logits.cols + n_gates, WAVES), 1, 1)
+    return [Dispatch(KernelVariant("norm_route", defines), arguments, groups)]

@@ -12,6 +12,7 @@ using Arguments = NormRouteArguments;
 #include "q8.cuh"
 #include "routing.cuh"
 
+#define WARPS WAVES // of a block
 #define THREADS (WARPS * SUBGROUP)
 #include "norm_row.cuh" // takes THREADS
 

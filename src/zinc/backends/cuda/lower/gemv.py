@@ -77,13 +77,6 @@ def linear_glu_gate(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispa
     return [_dispatch(at, bucket, x, (part,), Output.of_gated(launch))]
 
 
-@fuses("linear_glu_gate")
-def linear_glu_gate_steps(node: Node) -> StepCondition | None:
-    """Return the steps of one token, if both weights of `node` have one type."""
-    is_same = node.weight("gate").type == node.weight("up").type
-    return ONE_TOKEN if is_same else None
-
-
 @fuses("norm_linear")
 def norm_linear_steps(node: Node) -> StepCondition | None:
     """Return the steps of one token, if the weights and columns of `node` suit the kernel."""
