@@ -41,6 +41,19 @@ def test_every_kernel_is_tested_before_the_model(zinc, few_cases, fixture_model,
 
 
 @pytest.mark.parametrize("name", computing())
+def test_launches_of_fused_ops_agree(name):
+    kernels = api.kernels(name)
+    cases = [
+        (op, case)
+        for op, case in parity.every_case()
+        if op.alternative is not None and parity.is_for(kernels, op, case)
+    ]
+    for op, case in cases:
+        checks = parity.compare_case(op, case, api.create(name))
+        assert not [check for check in checks if check.departs]
+
+
+@pytest.mark.parametrize("name", computing())
 def test_numbers_that_kernels_store_as_zeros_are_no_fault(zinc, monkeypatch, fixture_model, name):
     smallest = [each for each in parity.every_case() if each[1].name == "smallest"]
     assert smallest

@@ -110,7 +110,6 @@ def _route_cases() -> Iterator[Case]:
     vector("bias", optional=True),
     cost=elementwise_cost,
     cases=_route_cases,
-    tolerance=0.0,
     phase=Phase.MOE,
     row_wise=True,
     optional=True,
