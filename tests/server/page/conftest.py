@@ -17,6 +17,8 @@ from scripted import Script, Server, script_server, scripted
 from serving import PATIENCE_S
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+# Each window would draw the popup of its address bar, which tests do not see, in another process.
+UNUSED = "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def browser() -> Iterator[Any]:
         pytest.skip("no Chromium is installed")
     with api.sync_playwright() as playwright:
         options = {"executable_path": path, "timeout": 1000 * PATIENCE_S}
-        found = playwright.chromium.launch(**options, args=["--no-sandbox"])
+        found = playwright.chromium.launch(**options, args=["--no-sandbox", UNUSED])
         yield found
         found.close()
 
