@@ -36,7 +36,7 @@ from zinc.hub.lock import exclusive
 HERE = Path(__file__).parent
 RUNTIME = HERE / "runtime.cpp"
 COMPILER = shutil.which("g++")
-OPTIONS = ("-std=c++20", "-O1", "-fPIC", "-w", "-fno-strict-aliasing")
+OPTIONS = ("-std=c++20", "-Og", "-fPIC", "-w", "-fno-strict-aliasing")
 COMPILER_BYTES = 4 << 30  # memory limit of g++
 WORKERS = min(4, os.cpu_count() or 1)
 
