@@ -89,6 +89,15 @@ def _hidden_gpus() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _sleeping_waits() -> Iterator[None]:
+    """Sleep while a GPU runs a step: Vulkan's device is this CPU, from which polls take time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zinc.gpu.program.POLL_S", float("-inf"))
+        patch.setattr("zinc.backends.vulkan.device.POLL_S", 0.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _own_measurements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what tests measure, some of them on small buffers, out of the user's cache folder."""
     path = tmp_path_factory.mktemp("measured") / "bandwidth.json"

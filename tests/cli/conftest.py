@@ -7,20 +7,35 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 from present import of_embedded_model
 
+from zinc.backends.capabilities import Roofline
+from zinc.backends.cpu import CpuBackend
 from zinc.cli.main import main
 
 DATA = Path(__file__).parent.parent / "data"
 
 
+measure = CpuBackend.measure
+
+
+@cache
+def measured(threads: int) -> Roofline:
+    return measure(CpuBackend(threads=threads))
+
+
 @pytest.fixture(autouse=True)
-def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure the limits of the machine on small buffers: no test looks at their values."""
+def _quick_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure the limits of the machine on small buffers, and those of the CPU once.
+
+    No test looks at their values.
+    """
     monkeypatch.setattr("zinc.backends.cpu.BANDWIDTH_BYTES", 1 << 24)
+    monkeypatch.setattr(CpuBackend, "measure", lambda backend: measured(backend.threads))
     monkeypatch.setattr("zinc.backends.vulkan.limits.SOFTWARE_BUFFER_BYTES", 1 << 24)
 
 

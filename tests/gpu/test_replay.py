@@ -87,7 +87,8 @@ def test_two_steps_are_in_flight_with_data_of_their_own() -> None:
     assert first.done
 
 
-def test_a_wait_sleeps_only_if_the_device_has_more_to_do() -> None:
+def test_a_wait_sleeps_only_if_the_device_has_more_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "POLL_S", 1e9)
     host, running = program_of("qwen3", samples=True)
     for i in range(2):
         running.sample(step_of(i, samples=True)).tokens()
