@@ -58,7 +58,7 @@ def error_of(case: Case) -> float:
     ],
 )
 @pytest.mark.parametrize(
-    "n_tokens", [3, 5, *(pytest.param(n, marks=pytest.mark.every) for n in (4, 16))]
+    "n_tokens", [5, *(pytest.param(n, marks=pytest.mark.every) for n in (3, 4, 16))]
 )
 def test_rows_agree_with_the_reference(type: GGMLType, n_tokens: int) -> None:
     assert error_of(case_of(n_tokens, 256, 512, type)) <= TOLERANCE
