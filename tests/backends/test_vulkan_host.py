@@ -163,7 +163,9 @@ def test_few_queries_use_matrices_if_the_device_has_them(heads, head_dim, narrow
                 assert 1 <= first.groups[0] * first.groups[1] <= 132, (
                     "at most one workgroup for each compute unit"
                 )
-                if shaders.compiler() is not None:
+                # A kernel takes 0.2 s to compile, and other sizes are the same code.
+                is_compiled = EVERY or (heads, head_dim) == (8, 128)
+                if is_compiled and shaders.compiler() is not None:
                     assert shaders.spirv(shaders.for_device(first.kernel, features))
 
 
