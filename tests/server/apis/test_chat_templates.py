@@ -224,7 +224,9 @@ def test_a_template_that_never_ends_affects_only_its_model(freezing: Path, monke
         return taken[-1]
 
     def frozen() -> list[Any]:
-        busy = [worker for worker in taken if worker not in SHARED._idle and worker.is_alive]
+        """Return the workers that render; killed before they are ready, they would not start."""
+        idle = SHARED._idle
+        busy = [x for x in taken if x not in idle and x.is_alive and x._is_ready]
         return list(dict.fromkeys(busy))
 
     monkeypatch.setattr(Renderer, "_take", noted)
