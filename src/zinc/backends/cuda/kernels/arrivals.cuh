@@ -4,8 +4,8 @@
 
 #include "prelude.cuh"
 
-/// Adds 1 to a counter in global memory and returns its old value, with acquire and release order.
-/// Called after a barrier: blocks that add later see what this block wrote before the barrier.
+/// Adds 1 to a counter in global memory and returns its old value, with acquire and release order. Call
+/// it after a barrier: blocks that add later then see what this block wrote before the barrier.
 DEVICE uint countArrival(uint* counter)
 {
 #ifdef ZINC_EMULATED
@@ -17,9 +17,9 @@ DEVICE uint countArrival(uint* counter)
 #endif
 }
 
-/// Returns whether this block is the last of `n` blocks that call it with the same counter, which is
-/// 0 before and after that. The last block sees what the others wrote before. All threads of a
-/// block call it together.
+/// Returns whether this block is the last of `n` blocks that call it with the same counter, which is 0
+/// before and after that. The last block sees what the other blocks wrote before their calls. All
+/// threads of a block call it together.
 DEVICE bool arrivesLast(uint* counter, uint n, uint thread)
 {
     SHARED bool is_last;

@@ -1,6 +1,6 @@
-// Attention of few queries (decode) with vector arithmetic. LANES lanes share a key: each lane has
-// eight of its dimensions in every chunk, and loads AT_ONCE keys and values ahead. A thread scores
-// EACH heads. Groups of lanes have different keys, and are merged at the end.
+// Attention of few queries (decode) with vector arithmetic. LANES lanes share a key: each lane holds
+// eight dimensions of every chunk, and prefetches AT_ONCE keys and values. A thread scores EACH heads.
+// Groups of lanes process different keys; their softmax states and sums are merged at the end.
 
 #define THREADS (WAVES * SUBGROUP)
 #define CHUNKS ((HEAD_DIM / 8 + LANES - 1) / LANES)
@@ -23,8 +23,8 @@ SHARED float2 totals[WAVES][EACH]; // maximum and sum of the softmax
 
 #define PLACES (SELECTED ? AT_ONCE : 1)
 
-/// Locations of the next keys of a split, starting at key `at`. They share a block, but each selected
-/// key may be in a block of its own.
+/// Locations of the next keys of a split, starting at key `at`. These keys share a block, except that
+/// each selected key may be in a block of its own.
 struct Places
 {
     uint position[PLACES], block[PLACES];
@@ -210,7 +210,7 @@ EARLY_KERNEL(attention, Arguments)
         }
     }
 
-    // Merge the lanes of a wave that had other keys, then the waves.
+    // Merge the lanes of a wave that processed different keys, then the waves.
     UNROLL for (uint r = 0; r < EACH; r++)
     {
         UNROLL for (uint m = LANES; m < SUBGROUP; m *= 2)

@@ -2,21 +2,21 @@
 // of the keys (grid.x) of one token or a tile of tokens (grid.z) for EACH heads that share a KV head
 // (part of grid.y). A block has 8 queries, or 16 if heads are at most 128 wide. A warp multiplies
 // KEYS keys at once, 8 or 16.
-// Keys and values are loaded from memory straight into operands of tensor cores (mma.cuh). That is
-// possible because a product sums over dimensions, whose order may be any that both operands share.
-//   WAVES    warps of a block, each of which takes every WAVES-th group of keys
-//   CLUSTER  number of splits of a head; their blocks form a cluster and merge their sums through
-//            shared memory. Undefined without clusters
+// Keys and values are loaded from memory straight into operands of tensor cores (mma.cuh). This works
+// because a dot product may sum dimensions in any order that both operands share.
+//   WAVES    warps per block, each of which takes every WAVES-th group of keys
+//   CLUSTER  splits of a head; their blocks form a cluster and merge their sums through shared
+//            memory. Undefined if splits are merged in another way
 //
-// With g = lane / 4 and q = lane % 4, a lane has dimensions 32 c + 8 q to 32 c + 8 q + 7 of keys g
+// With g = lane / 4 and q = lane % 4, a lane holds dimensions 32 c + 8 q to 32 c + 8 q + 7 of keys g
 // and g + 8, and dimensions 64 c + 8 g to 64 c + 8 g + 7 of values 2 q, 2 q + 1, 2 q + 8, 2 q + 9.
 
 #define THREADS (WAVES * SUBGROUP)
-#define KEY_CHUNKS (HEAD_DIM / 32) // of a lane, for one key
+#define KEY_CHUNKS (HEAD_DIM / 32) // chunks of one key per lane
 #define VALUE_CHUNKS (HEAD_DIM_V / 64)
 #define FOURS (ROWS * HEAD_DIM_V / 4)
 #define SUMS (WAVES * FOURS)
-#define GROUPS ((ROWS + 7) / 8) // of 8 queries
+#define GROUPS ((ROWS + 7) / 8) // groups of 8 queries
 #define IS_WIDE (HEAD_DIM > 128) // queries do not fit into registers
 #include "few_queries.cuh"
 #include "mma.cuh"
@@ -47,12 +47,13 @@ struct Keys
                 chunks[t][c] = from.at(8 * t, 4 * c, HEAD_DIM);
     }
 
-    /// Replaces keys of tokens in this step by the prepared ones. `at` is the position of the first key.
+    /// Replaces the keys of tokens of this step with those in shared memory. `at` is the position of
+    /// the first key.
     MEMBER void replace(const KeySplit& split, uint at, uint g, uint q)
     {
         UNROLL for (uint t = 0; t < KEYS / 8; t++)
         {
-            const uint i = at + 8 * t + g - split.ownPosition(); // large before the first one
+            const uint i = at + 8 * t + g - split.ownPosition(); // wraps around before the first token
             UNROLL for (uint c = 0; c < KEY_CHUNKS; c++)
                 if (i < split.end - split.ownPosition())
                     chunks[t][c] = own_chunks[i * OWN_CHUNKS + 4 * c + q];
@@ -136,8 +137,8 @@ struct Queries
     }
 };
 
-/// A warp's queries with their running softmax and sums. A lane has the softmax of query g of each
-/// group over the lane's keys, and sums of queries 2 q and 2 q + 1.
+/// A warp's queries with their running softmax and sums. A lane holds the softmax of query g of each
+/// group, over the lane's keys, and the sums of queries 2 q and 2 q + 1.
 struct WarpQueries
 {
     Queries queries;
@@ -182,7 +183,8 @@ struct WarpQueries
         }
     }
 
-    /// Turns scores of the keys starting at `at` into weights of values, and scales the sums.
+    /// Applies the online softmax: turns scores of the keys starting at `at` into weights of the
+    /// values, and rescales the sums.
     MEMBER void weigh(ARGS, KeySplit split, uint at, uint q, float (&scores)[KEYS / 8][4])
     {
         UNROLL for (uint h = 0; h < GROUPS; h++)
@@ -238,7 +240,7 @@ struct WarpQueries
         }
     }
 
-    /// Leaves sums and totals of the warp in shared memory.
+    /// Writes the sums of the warp, and the maximum and sum of its softmax, to shared memory.
     MEMBER void share(uint wave, uint g, uint q)
     {
         UNROLL for (uint h = 0; h < GROUPS; h++)
@@ -264,7 +266,7 @@ struct WarpQueries
     }
 
 private:
-    /// Returns `x` of the lanes that have query r of a group.
+    /// Returns the `x` of a lane that holds the softmax of query r of a group.
     MEMBER static float ofQuery(float x, uint r) { return __shfl_sync(0xffffffffu, x, int(4 * r)); }
 };
 

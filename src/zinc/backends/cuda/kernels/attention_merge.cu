@@ -1,6 +1,6 @@
-// Merges the partial sums of a head (group.x) of a token (group.y). A thread has four columns of
+// Merges the partial sums of a head (group.x) of a token (group.y). A thread adds up four columns of
 // every PARTS-th split.
-//   COLUMNS  of a block (group.z); all of them if it is not defined
+//   COLUMNS  columns of a head that a block (group.z) merges; all of them if undefined
 
 #include "arguments.h"
 

@@ -1,10 +1,10 @@
-// Attention of several queries with tensor cores (FlashAttention-2, arXiv:2307.08691). A block takes
-// a KV head (grid.x), a tile of BQ rows of one sequence (grid.y) and a split of the keys (grid.z).
-// Keys and values go through a ring of tiles of BK positions in shared memory: keys, values of the
-// same positions, next keys. Two tiles are in flight while one is multiplied.
+// Attention of several queries with tensor cores (FlashAttention-2, arXiv:2307.08691). A block takes a
+// KV head (grid.x), a tile of BQ rows of one sequence (grid.y) and a split of the keys (grid.z). Tiles
+// of BK positions are staged in a ring buffer in shared memory: keys, then the values of the same
+// positions, then the next keys. Two tiles are in flight while one is multiplied.
 //   ROW_WARPS  warps with rows of their own, 16 each
 //   KEY_WARPS  warps that share 16 rows; each scores its part of the positions of a tile
-//   SPLIT      the sums of each split are merged by attention_merge
+//   SPLIT      keys are split; attention_merge merges the sums of the splits
 
 #include "arguments.h"
 
@@ -25,7 +25,7 @@ typedef StagedTile<BK, HEAD_DIM_V / 8, THREADS> ValueTile;
 #define TILE_CHUNKS (KeyTile::SIZE > ValueTile::SIZE ? KeyTile::SIZE : ValueTile::SIZE)
 #define SUM_GROUPS uint(HEAD_DIM_V / 8) // groups of eight columns of the sums
 
-SHARED uint4 ring[STAGES * TILE_CHUNKS]; // at the end sums of the warps that share rows
+SHARED uint4 ring[STAGES * TILE_CHUNKS]; // reused for the sums of the warps that share rows
 
 /// Returns how many groups of sums of all warps fit into the ring.
 constexpr uint mergedGroups()
@@ -39,7 +39,7 @@ constexpr uint mergedGroups()
 #define MERGED_GROUPS mergedGroups()
 #define MERGED_FOURS ((MERGED_GROUPS + 1) * SUBGROUP)
 
-/// The 16 rows of a warp. A lane has columns of two of them.
+/// The 16 rows of a warp. A lane holds columns of two of these rows.
 struct WarpRows : RowPair
 {
     uint queries[HEAD_DIM / 16][4];
@@ -62,8 +62,8 @@ struct WarpRows : RowPair
     /// Scores the warp's positions of a tile of keys.
     MEMBER void score(uint4* tile, uint lane, float (&scores)[OWN_KEYS / 8][4])
     {
-        // Lanes 0 to 15 give rows of the left eight columns of a step of 16, the others of the right
-        // ones.
+        // Lanes 0 to 15 address eight keys, the other lanes the next eight. The first eight lanes of
+        // each half address the left eight dimensions of 16, the others the right ones.
         uint from = key0 + lane % 8 + lane / 16 * 8, side = lane / 8 % 2;
         UNROLL for (uint n = 0; n < OWN_KEYS / 8; n++)
             UNROLL for (uint i = 0; i < 4; i++) scores[n][i] = 0;
@@ -77,7 +77,8 @@ struct WarpRows : RowPair
             }
     }
 
-    /// Turns scores of the keys starting at position `from` into weights of values, and scales the sums.
+    /// Applies the online softmax: turns scores of the keys starting at position `from` into weights of
+    /// the values, and rescales the sums.
     MEMBER void weigh(ARGS, QueryTile& t, uint from, float (&scores)[OWN_KEYS / 8][4])
     {
         float corrections[2];
@@ -107,8 +108,8 @@ struct WarpRows : RowPair
     }
 
 #if KEY_WARPS > 1
-    /// Merges the sums of the warps that share rows into those of the first one. Sums of
-    /// MERGED_GROUPS groups of columns go through the ring at once.
+    /// Merges the sums of the warps that share rows into those of the first warp. The ring holds
+    /// MERGED_GROUPS groups of columns at a time.
     MEMBER void merge(uint thread)
     {
         uint warp = thread / SUBGROUP, part = warp % KEY_WARPS;
@@ -181,7 +182,7 @@ struct WarpRows : RowPair
 /// next one.
 struct Tiles : KeyRange
 {
-    uint slot; // of the tile to multiply
+    uint slot; // slot of the tile to multiply
 
     MEMBER Tiles(ARGS, QueryTile& t) : KeyRange(args, t), slot(0) {}
 

@@ -1,5 +1,5 @@
-// Attention of many queries (prefill) with vector arithmetic. The tile goes over the keys BK at a
-// time. Queries, keys and values are in shared memory as float16.
+// Attention of many queries (prefill) with vector arithmetic. A workgroup iterates over the keys BK at
+// a time. Queries, keys and values are in shared memory as float16.
 
 #include "arguments.h"
 
@@ -39,7 +39,7 @@ KERNEL(attention_tiles, Arguments)
     for (uint i = thread; i < BQ * CHUNKS; i += THREADS)
         qTile[i / CHUNKS * PITCH + i % CHUNKS] = t.query(args, i / CHUNKS, i % CHUNKS);
 
-    OnlineSoftmax running = emptySoftmax(); // of row thread / LANES
+    OnlineSoftmax running = emptySoftmax(); // softmax of row thread / LANES
     uint col_chunk = thread % CHUNKS_V, first_row = thread / CHUNKS_V;
     float acc[ROWS_EACH][8];
     UNROLL for (uint r = 0; r < ROWS_EACH; r++)

@@ -6,11 +6,11 @@
 //     scores   16 rows per warp; DIM_WARPS warps add up their dimensions, KEY_WARPS share positions
 //     sums     all rows; each warp has HEAD_DIM_V / WARPS columns of the values
 //
-// Scores and weights go through shared memory in between. While values of a tile of BK positions are
-// summed, the keys of the next tile are scored and later ones are copied.
-//   ROW_TILES  tiles of 16 rows of a block
+// Scores and weights pass through shared memory in between. While the values of a tile of BK positions
+// are summed, the keys of the next tile are scored and later tiles are copied.
+//   ROW_TILES  tiles of 16 rows per block
 //   STAGES     tiles in shared memory; with KV_Q8 tiles of 8-bit numbers, which become two of float16
-//   SPLIT      the sums of each split are merged by attention_merge
+//   SPLIT      keys are split; attention_merge merges the sums of the splits
 //   SELECTED   each row of a tile of keys is copied from the position that is selected (query_tile.cuh)
 
 #include "arguments.h"
@@ -28,7 +28,7 @@ using Arguments = AttentionMmaArguments;
 #include "row_softmax.cuh"
 #include "half_pairs.cuh"
 
-#define OWN_STEPS (HEAD_DIM / 16 / DIM_WARPS) // of the score product of a warp
+#define OWN_STEPS (HEAD_DIM / 16 / DIM_WARPS) // steps of 16 dimensions that a warp scores
 #define OWN_KEYS (BK / KEY_WARPS)
 #define OWN_COLUMNS (HEAD_DIM_V / WARPS)
 #define KEY_GROUPS (BK / 8)
@@ -54,19 +54,19 @@ DYNAMIC_SHARED(stages, (TILES * TILE_CHUNKS + STAGES * RAW_TILE) * 16);
 DYNAMIC_SHARED(stages, TILES * TILE_CHUNKS * 16);
 #endif
 
-SHARED float4 parts[ROW_TILES][DIM_WARPS][KEY_GROUPS][SUBGROUP]; // of scores
+SHARED float4 parts[ROW_TILES][DIM_WARPS][KEY_GROUPS][SUBGROUP]; // partial scores
 SHARED uint4 weights[BQ * WEIGHT_PITCH];
-SHARED float factors[BQ]; // of sums: corrections, at the end scales
+SHARED float factors[BQ]; // factors of the sums: softmax corrections, at the end the final scales
 
 /// The tiles of keys and values of a block. Threads copy neighbouring chunks of a row.
 struct Tiles : KeyRange
 {
     uint next; // position of the tile to copy next
-    uint block, last_block; // of that tile, and of the one before it
+    uint block, last_block; // blocks of that tile, and of the tile before it
 #if SELECTED
-    uint token; // of this thread's row in the block of the tile to copy next
+    uint token; // position in `block` of the row that this thread copies next
 #endif
-    uint copied, multiplied; // tiles
+    uint copied, multiplied; // numbers of tiles
 
     MEMBER Tiles(ARGS, QueryTile& t) : KeyRange(args, t)
     {
@@ -88,7 +88,8 @@ struct Tiles : KeyRange
         block = t.blockAt(args, position);
     }
 
-    /// The first position in its block of the tile to copy next, or this thread's if it is selected.
+    /// Returns where the tile to copy next starts in its block; with SELECTED, where this thread's row
+    /// is.
     MEMBER uint tokenOf(ARGS, QueryTile& t)
     {
 #if SELECTED
@@ -101,7 +102,7 @@ struct Tiles : KeyRange
     /// The tile `i` tiles after the one whose values are summed.
     MEMBER uint4* tile(uint i) { return (uint4*)stages + (multiplied + i) % TILES * TILE_CHUNKS; }
 
-    /// Calls `act` with the row and chunk of each chunk of this thread.
+    /// Calls `act(row, chunk)` for each chunk of this thread.
     template <uint CHUNKS, class Act> MEMBER static void each(Act act)
     {
         constexpr uint LANES = THREADS / BK; // threads that share a row
@@ -138,8 +139,8 @@ struct Tiles : KeyRange
     }
 
 #if KV_Q8
-    /// Starts copies of the numbers and the scales of BK positions, which lie in a row unless each
-    /// thread has a selected one.
+    /// Starts copies of the numbers and the scales of BK positions. They are contiguous, but with
+    /// SELECTED each thread copies a position of its own.
     template <uint DIM> MEMBER static void copyRaw(uint4* to, Plane plane, uint token)
     {
         constexpr uint NUMBERS = BK * DIM / 16, SCALES = RAW_CHUNKS(DIM) - NUMBERS;
@@ -207,7 +208,7 @@ struct WarpRows
 {
     uint queries[OWN_STEPS][4];
     float sums[ROW_TILES][OWN_COLUMNS / 8][4];
-    RowPair rows; // of the scores
+    RowPair rows; // rows of the scores
     uint row_tile, dim_part, key_part, column;
 
     MEMBER void load(ARGS, QueryTile& t)
@@ -230,8 +231,8 @@ struct WarpRows
         float scores[OWN_KEYS / 8][4];
         UNROLL for (uint n = 0; n < OWN_KEYS / 8; n++)
             UNROLL for (uint i = 0; i < 4; i++) scores[n][i] = 0;
-        // Lanes 0 to 15 give rows of the left eight columns of a step of 16, the others of the right
-        // ones.
+        // Lanes 0 to 15 address eight keys, the other lanes the next eight. The first eight lanes of
+        // each half address the left eight dimensions of 16, the others the right ones.
         const uint4* from = tile + (key_part * OWN_KEYS + lane % 8 + lane / 16 * 8) * KEY_PITCH
             + 2 * dim_part * OWN_STEPS + lane / 8 % 2;
         UNROLL for (uint k = 0; k < OWN_STEPS; k++)
@@ -250,8 +251,8 @@ struct WarpRows
         }
     }
 
-    /// Turns the scores of a tile starting at position `from` into weights of values. All warps of a row
-    /// do so, and each stores some of them.
+    /// Applies the online softmax to the scores of a tile starting at position `from`. All warps of a
+    /// row compute the weights, and each stores a part of them.
     MEMBER void weigh(ARGS, QueryTile& t, uint from, uint lane)
     {
         float scores[KEY_GROUPS][4];

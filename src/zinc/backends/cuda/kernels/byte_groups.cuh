@@ -2,10 +2,11 @@
 // with weights in Q4_K, Q5_K or Q6_K (group_weights.cuh). Both are processed in groups of 256
 // columns, or 8 units of 32 columns. Lane c of a quad holds units c and c + 4 of two weight rows.
 //
-// A unit has its own scale, so one sum must not contain products of several units. But the lanes of
-// a quad, whose products `multiplyBytes` adds up, hold different units. So columns 2 c and 2 c + 1
-// of B are unit c of two rows of x, and zero in the other lanes. Lane c gets the products of its
-// own unit in these columns and applies the scales. The sums of a quad are added last.
+// A unit has its own scale, so one sum must not contain products of several units. But the lanes of a
+// quad, whose products `multiplyBytes` adds up, hold different units. Therefore lane c fills only
+// columns 2 c and 2 c + 1 of B, with its unit of two rows of x; the other lanes hold zeros there. Lane
+// c gets the products of its own unit in these columns and applies the scales. The sums of a quad are
+// added last.
 
 #pragma once
 
@@ -13,10 +14,10 @@
 #include "group_weights.cuh"
 
 #define BATCH 4
-#include "buffered_rows.cuh" // takes BATCH
-#define PAIRS (BATCH / 2)                    // of rows of x, which B contains at once
-#define LANE_SUMS 2                          // of 16 weight rows by BATCH rows of x
-#define UNIT_SCALES (FORMAT == Q6_K ? 2 : 1) // of weights
+#include "buffered_rows.cuh" // needs BATCH
+#define PAIRS (BATCH / 2)                    // pairs of rows of x; B contains one pair at a time
+#define LANE_SUMS 2                          // sums per lane, of 16 weight rows by BATCH rows of x
+#define UNIT_SCALES (FORMAT == Q6_K ? 2 : 1) // scales per unit of weights
 
 /// The place of a sum in a tile: weight row t and row b of x.
 struct SumPlace
@@ -64,7 +65,7 @@ struct StoredRows
         }
     }
 
-    /// Reads a group in shared memory (buffered_rows.cuh).
+    /// Reads a group from shared memory (buffered_rows.cuh).
     MEMBER void read(const uint8_t* shared, uint lane)
     {
         const uint column = lane / 4, c = lane % 4;
@@ -92,7 +93,7 @@ struct GroupRows
     // Sums of both units of row lane / 8 (column_groups.cuh), zeros in odd columns, so that a lane
     // gets the products of the minimums with row lane % 4.
     uint sums[2];
-    float inverse; // of the factor of row lane % 4
+    float inverse; // 1 / the factor of row lane % 4
 #endif
 
     MEMBER void convert(const StoredRows& x, uint lane)
@@ -117,8 +118,9 @@ struct GroupRows
 
 using LaneSums = float2;
 
-/// Adds the `n` values of two lanes whose numbers differ in `bit`. Each gets half of the sums, in
-/// the first n / 2 values: those of odd index if `bit` of its number is set, otherwise of even.
+/// Adds the `n` values of two lanes whose numbers differ in `bit`. Each lane gets half of the sums, in
+/// its first n / 2 values: the sums of odd index if `bit` is set in its number, otherwise of even
+/// index.
 template <uint n> DEVICE void addHalves(float* values, uint lane, uint bit)
 {
     UNROLL for (uint k = 0; k < n / 2; k++)
@@ -132,7 +134,7 @@ template <uint n> DEVICE void addHalves(float* values, uint lane, uint bit)
 struct GroupProducts
 {
     GroupWeights weights;
-    float d[2 * BATCH]; // of the lane's units: weight row h and row b of x at h * BATCH + b
+    float d[2 * BATCH]; // products of the lane's units: weight row h and row b of x at h * BATCH + b
 
     MEMBER GroupProducts(const StoredGroup& w, uint c) : weights(w, c), d {} {}
 

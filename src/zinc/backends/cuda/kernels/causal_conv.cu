@@ -1,6 +1,6 @@
-// A causal convolution along each sequence (group.y), for each column by itself. COLS columns
-// (group.x) go through the rows ROWS at a time, so that y may overwrite x. The state holds the last
-// TAPS - 1 rows of x, oldest first.
+// A depthwise causal convolution along each sequence (group.y). A workgroup iterates over the rows of
+// COLS columns (group.x), ROWS at a time, so that y may overwrite x. The state holds the last TAPS - 1
+// rows of x, oldest first.
 //   BIAS      each column has a bias
 //   WITH_SILU y is SiLU of the sum
 //   ROLLBACK  if not 0, the state is a ring of TAPS - 1 + ROLLBACK rows by their position, so that
@@ -30,7 +30,7 @@ KERNEL(causal_conv, Arguments)
     if (at == end) return;
     uint c = thread % COLS, side = thread / COLS, col = group.x * COLS + c;
     bool inside = col < args.cols;
-    uint source = min(col, args.cols - 1); // past the last column nothing is stored
+    uint source = min(col, args.cols - 1); // threads past the last column store nothing
 
     float* state = args.state + uint64_t(args.step->state_slot[sequence]) * args.slot_floats;
     uint position = positionOf(args.step, at);

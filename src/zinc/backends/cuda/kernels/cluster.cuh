@@ -16,7 +16,8 @@ DEVICE uint clusterRank()
 /// Counts the bytes that the blocks of the cluster send to this one (mbarrier).
 SHARED uint64_t mailbox;
 
-/// Opens the mailbox for `bytes`. All threads call it together, long before the first `send`.
+/// Opens the mailbox of this block for `bytes`. All threads call it together, long before the first
+/// `send`.
 DEVICE void openMailbox(uint bytes, uint thread)
 {
     if (thread == 0)

@@ -11,8 +11,8 @@
 #define CHAINS (X_TILES == 1 ? 2 : 1) // independent accumulators, so that MMAs overlap
 
 #define BATCH (8 * X_TILES)
-#include "buffered_rows.cuh" // takes BATCH
-#define LANE_SUMS 4 // of 16 weight rows by 8 rows of x
+#include "buffered_rows.cuh" // needs BATCH
+#define LANE_SUMS 4 // sums per lane, of 16 weight rows by 8 rows of x
 
 /// The place of a sum in a tile: weight row t and row b of x.
 struct SumPlace
@@ -56,7 +56,7 @@ struct StoredRows
         }
     }
 
-    /// Reads a lane's units of a group in shared memory (buffered_rows.cuh).
+    /// Reads a lane's units of a group from shared memory (buffered_rows.cuh).
     MEMBER void read(const uint8_t* shared, uint lane)
     {
         UNROLL for (uint j = 0; j < X_TILES; j++)
@@ -74,8 +74,8 @@ struct StoredRows
 /// (half_rows.cuh explains the scale).
 struct GroupRows
 {
-    uint numbers[X_TILES][2][STEPS][2]; // of unit c and of unit c + 4
-    float inverses[X_TILES][2];         // of rows 2 c and 2 c + 1, whose sums the lane holds
+    uint numbers[X_TILES][2][STEPS][2]; // pairs of numbers of unit c and of unit c + 4
+    float inverses[X_TILES][2];         // 1 / the factors of rows 2 c and 2 c + 1, whose sums the lane holds
 #if WHOLE_SCALES && MINIMUMS
     uint sums[X_TILES][2]; // sums of both units times SUM_FACTOR as float16, and residuals
 #endif

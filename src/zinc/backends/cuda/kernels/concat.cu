@@ -1,4 +1,4 @@
-// concat_heads: each head of a, followed by the same head of b. One column a thread.
+// concat_heads: each head of a, followed by the same head of b. Each thread copies one column.
 
 #include "arguments.h"
 

@@ -13,13 +13,13 @@ using Arguments = ConvBlockArguments;
 #define EDGE (TAPS - 1)
 #define RING (EDGE + ROLLBACK)
 
-/// Row t of the saved rows before a block.
+/// Returns row t of the saved rows before a block.
 DEVICE uint8_t* edgeRow(ARGS, uint slot, uint t)
 {
     return (uint8_t*)(args.edges + uint64_t(slot * EDGE + t) * args.cols);
 }
 
-/// Row t of the state of a sequence.
+/// Returns row t of the state of a sequence.
 DEVICE uint8_t* stateRow(ARGS, uint sequence, uint t)
 {
     float* state = args.state + uint64_t(args.step->state_slot[sequence]) * args.slot_floats;

@@ -1,6 +1,6 @@
 // The second kernel of the convolution of many rows (conv_block.cuh): COLS columns (grid.x) of a block
-// of rows (grid.y). A warp has ROWS rows, and a lane four columns. All rows are loaded before the first
-// one is stored.
+// of rows (grid.y). A warp computes ROWS rows, and a lane four columns. All rows are loaded before the
+// first row is stored.
 
 #define WARPS 8
 #define THREADS (WARPS * SUBGROUP)
@@ -24,7 +24,7 @@ KERNEL(conv_rows, Arguments)
     RowBlock block = findBlock<BLOCK_ROWS>(args.step, blockIdx.y);
     if (block.rows == 0) return;
     uint col = blockIdx.x * COLS + 4 * lane, first = warp * ROWS;
-    uint source = min(col, (args.cols - 1) / 4 * 4); // past the last column nothing is stored
+    uint source = min(col, (args.cols - 1) / 4 * 4); // threads past the last column store nothing
     float4 line[EDGE + ROWS], taps[TAPS], bias = 0.0f;
     UNROLL for (uint i = 0; i < EDGE + ROWS; i++)
         line[i] = loadRow(args, block, int(first + i) - EDGE, source);

@@ -15,7 +15,7 @@ DEVICE float softplus(float x)
 /// Returns the factor of the state, from the decay of a head and its biased input.
 DEVICE float decayOf(float decay, float x) { return exp(decay * softplus(x)); }
 
-/// The same, or with FLOOR a decay whose logarithm is at least `floor`.
+/// Returns the factor of the state as `decayOf` does; with FLOOR, its logarithm is at least `floor`.
 DEVICE float boundedDecayOf(float decay, float x, float floor)
 {
 #if defined(FLOOR) && FLOOR

@@ -17,7 +17,7 @@
 #include "floats.cuh"
 
 #define WARPS (THREADS / SUBGROUP)
-#define FOURS ((K_DIM + 4 * SUBGROUP - 1) / (4 * SUBGROUP)) // float4s of a row for a lane
+#define FOURS ((K_DIM + 4 * SUBGROUP - 1) / (4 * SUBGROUP)) // float4s of a row per lane
 #define AHEAD 4 // rows that a warp loads at once
 #define L2_EPS 1e-6f
 #define HALF (CHUNK / 2)
@@ -85,8 +85,8 @@ DEVICE void loadRows(ARGS, RowBlock chunk, uint head, uint warp, uint lane)
     }
 }
 
-/// Stores products of rows in the same half of the chunk. SHARE lanes have one column of both matrices,
-/// which is the key of row `column`, decayed up to row t.
+/// Stores products of rows in the same half of the chunk. SHARE lanes compute one column of both
+/// matrices: the products with the key of row `column`, decayed up to row t.
 DEVICE void multiplyHalves(uint warp, uint lane)
 {
     uint column = warp * (SUBGROUP / SHARE) + lane / SHARE, share = lane % SHARE;
@@ -206,7 +206,8 @@ struct Channel
     }
 };
 
-/// Makes T and P from `products`. A lane has one column of each matrix, and token `lane`.
+/// Computes T and P from `products`. A lane holds column `lane` of each matrix, and the gates of token
+/// `lane`.
 DEVICE void makeSquares(ARGS, RowBlock chunk, uint head, uint4* part, uint lane)
 {
     uint token = chunk.start + min(lane, chunk.rows - 1);

@@ -44,15 +44,15 @@ using Arguments = DeltaChunkArguments;
 #define CHANNELS 0
 #endif
 
-typedef TileRows<K_DIM / 8> KeyRows; // of K and Q
-typedef TileRows<CHUNK / 8> SquareRows; // of T and P
-#define KEY_TILE KeyRows::size(CHUNK) // chunks of 16 bytes of a matrix
+typedef TileRows<K_DIM / 8> KeyRows; // rows of K and Q
+typedef TileRows<CHUNK / 8> SquareRows; // rows of T and P
+#define KEY_TILE KeyRows::size(CHUNK) // chunks of 16 bytes per matrix of keys
 #define SQUARE_TILE SquareRows::size(CHUNK)
 #define GATES (CHANNELS ? K_DIM / 4 : 2 * CHUNK / 4)
-#define KEY_PART ((CHANNELS ? 6 : 4) * KEY_TILE) // of a key head
+#define KEY_PART ((CHANNELS ? 6 : 4) * KEY_TILE) // chunks of 16 bytes per key head
 #define P_AT (SSM ? 0 : 2 * SQUARE_TILE) // from the start of a value head's part
 #define GATES_AT (P_AT + 2 * SQUARE_TILE)
-#define VALUE_PART (GATES_AT + GATES) // of a value head
+#define VALUE_PART (GATES_AT + GATES) // chunks of 16 bytes per value head
 
 /// Returns the number of heads with a key part.
 DEVICE uint keyParts(ARGS) { return CHANNELS ? args.n_v_heads : args.n_k_heads; }

@@ -9,7 +9,7 @@
 #include "floats.cuh"
 
 #define WARPS (THREADS / SUBGROUP)
-#define FOURS ((K_DIM + 4 * SUBGROUP - 1) / (4 * SUBGROUP)) // float4s of a row for a lane
+#define FOURS ((K_DIM + 4 * SUBGROUP - 1) / (4 * SUBGROUP)) // float4s of a row per lane
 #define AHEAD 4 // rows that a warp loads at once
 #define L2_EPS 1e-6f
 #define MATRIX_FLOATS (CHUNK * CHUNK)
@@ -86,8 +86,8 @@ DEVICE void multiplyKeys(uint warp, uint lane)
             products[kind][first + lane / 4 + i / 2 * 8][8 * n + 2 * (lane % 4) + i % 2] = sums[n][i];
 }
 
-/// Makes T, P and the gates of a value head. A lane has one column of each matrix, and token `lane`.
-/// `matrix` is memory of the warp.
+/// Computes T, P and the gates of a value head. A lane holds column `lane` of each matrix, and the
+/// gates of token `lane`. `matrix` is scratch memory of the warp.
 DEVICE void makeSquares(ARGS, RowBlock chunk, uint head, float* matrix, uint lane)
 {
     uint token = chunk.start + min(lane, chunk.rows - 1);

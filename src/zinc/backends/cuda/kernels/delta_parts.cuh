@@ -1,11 +1,11 @@
 // How kernels divide the rows of a sequence in a step of many tokens, if its state can be rolled back
 // (delta_slot.cuh):
 //
-//   HEAD  delta_rule  the rest of the chunk of CHUNK positions that has begun
-//   SCAN  delta_scan  whole chunks of 2 CHUNK rows, up to the last chunk but one
-//   TAIL  delta_rule  the other rows, of which later steps need the inputs
+//   HEAD  delta_rule  the rest of a chunk that an earlier step has begun
+//   SCAN  delta_scan  whole chunks of 2 CHUNK rows, up to the second-to-last chunk
+//   TAIL  delta_rule  the remaining rows, whose inputs later steps need
 //
-// In other steps delta_rule runs the WHOLE sequence.
+// In other steps, delta_rule processes all rows of the sequence (WHOLE).
 
 #pragma once
 

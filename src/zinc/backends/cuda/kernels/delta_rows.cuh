@@ -1,5 +1,5 @@
-// Loads of the rows of a sequence that delta_rule runs, and with ROLLBACK stores to its slot
-// (delta_slot.cuh).
+// Loads of the rows of a sequence that delta_rule processes and, with ROLLBACK, stores to the slot of
+// the sequence (delta_slot.cuh).
 
 #pragma once
 
@@ -60,10 +60,10 @@ DEVICE float2 gatesAt(const Span& span, int row, uint head)
 }
 
 #if ROLLBACK
-/// Stores the inputs of the last two chunks to the slot, because later steps may run their rows
-/// again. The block of COLS columns (group.y) of a value head (group.x) stores its columns of v.
-/// One of the blocks with the same key head stores k, alpha and beta. If that overwrites rows which
-/// the step has read, it is the block that arrives last, after all others have read them.
+/// Stores the inputs of the last two chunks to the slot, because later steps may process their rows
+/// again. The block of COLS columns (group.y) of a value head (group.x) stores its columns of v. One of
+/// the blocks with the same key head stores k, alpha and beta. If that overwrites rows which the step
+/// has read, it is the block that arrives last, after all others have read them.
 DEVICE void keepRows(const Span& span, uint3 group, uint thread)
 {
     uint n_k_heads = span.args.n_k_heads, heads_each = span.args.n_v_heads / n_k_heads;

@@ -1,11 +1,11 @@
-// The gated delta rule, token by token (zinc.ops.recurrent). COLS columns (group.y) of the state of
-// one value head (group.x) of one sequence (group.z) stay in registers. SHARE lanes share a column:
-// each has every SHARE-th float4 of its rows. q and k are normalised into shared memory, ROWS
-// tokens at a time, while the next tokens are prefetched. The state is S transposed, [value heads,
-// V_DIM, K_DIM]; with ROLLBACK, that of delta_slot.cuh.
+// The gated delta rule, token by token (zinc.ops.recurrent). COLS columns (group.y) of the state of one
+// value head (group.x) of one sequence (group.z) stay in registers. SHARE lanes share a column: each
+// holds every SHARE-th float4 of its rows. q and k are normalised into shared memory, ROWS tokens at a
+// time, while the next tokens are prefetched. The state S is stored transposed, [value heads, V_DIM,
+// K_DIM]; with ROLLBACK, that of delta_slot.cuh.
 //   SSM       the scan of Mamba-2 (zinc.ops.ssm): d = dt v, without a correction, and skip v is
 //             added
-//   PART      the rows that it runs (delta_parts.cuh)
+//   PART      the part of the rows that the kernel processes (delta_parts.cuh)
 //   CHANNELS  each row of S has a decay, which is staged like q and k
 //   FLOOR     decays have a lower bound
 
@@ -155,7 +155,7 @@ KERNEL(delta_rule, Arguments)
     }
     uint share = thread % SHARE, c = thread / SHARE, col = group.y * COLS + c;
     bool inside = col < V_DIM;
-    uint source = min(col, V_DIM - 1); // past the last column nothing is stored
+    uint source = min(col, V_DIM - 1); // threads past the last column store nothing
     float* slot = args.state + uint64_t(args.step->state_slot[sequence]) * args.slot_floats;
     Span span = spanOf(args, slot, begin, end);
     LoadedRows rows = loadRows(span, span.start, group, thread);

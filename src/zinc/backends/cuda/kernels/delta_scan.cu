@@ -12,7 +12,7 @@
 
 DYNAMIC_SHARED(staged, STAGES * STAGE * 16);
 
-/// The chunks of a sequence, which go through the stages in turn.
+/// The chunks of a sequence. Successive chunks use the stages in rotation.
 struct Chunks
 {
     uint slot, head, k_head;
@@ -32,8 +32,8 @@ struct Chunks
     }
 };
 
-/// 16 columns of the state, and the results for a chunk. A lane has columns `col` and `col` + 8,
-/// and two neighbouring rows of every eight.
+/// 16 columns of the state, and the results for a chunk. A lane holds columns `col` and `col` + 8, and
+/// two neighbouring rows of every eight.
 struct StateColumns
 {
     float state[K_DIM / 8][4];
@@ -172,7 +172,7 @@ KERNEL(delta_scan, Arguments)
     chunks.load(args, 0);
 
     uint first = (blockIdx.y * WARPS + warp) * 16;
-    bool exists = first < V_DIM; // otherwise the warp only copies
+    bool exists = first < V_DIM; // a warp without columns only copies
     StateColumns columns;
     columns.col = min(first, V_DIM - 16) + lane / 4;
     columns.pair = 2 * (lane % 4);

@@ -10,10 +10,10 @@
 //   alpha  [CHUNK - 1, value heads], with CHANNELS [CHUNK - 1, value heads, K_DIM]
 //   beta   [CHUNK - 1, value heads]
 //
-// A step starts from S of its first position's chunk and runs the rows of the chunk before that
-// position again, through the same instructions. After a rollback the results are therefore
-// bit-identical to those of a sequence in which the rejected rows never ran. (delta_step and
-// delta_rule round differently.)
+// A step starts from S of the chunk of its first position. It processes the earlier rows of that chunk
+// again, through the same instructions. After a rollback the results are therefore bit-identical to
+// those of a sequence in which the rejected rows never ran. (delta_step and delta_rule round
+// differently.)
 
 #pragma once
 
@@ -22,13 +22,13 @@
 #define CHUNK 16
 #define KEPT (CHUNK - 1)
 #if defined(CHANNELS) && CHANNELS
-#define ALPHAS K_DIM // of a value head
+#define ALPHAS K_DIM // numbers of alpha per value head
 #else
 #define ALPHAS 1
 #endif
 
-/// Rows of one sequence by their index in the step. begin, end: those of the step. start: the row
-/// to start from, which may be before `begin` and negative.
+/// Rows of one sequence, by their index in the step. begin, end: range of the rows of the step. start:
+/// first row to process, which may be before `begin` and then negative.
 struct Span
 {
     const Arguments& args;

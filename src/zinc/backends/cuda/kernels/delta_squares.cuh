@@ -4,7 +4,7 @@
 
 #include "delta_chunk.cuh"
 
-/// Returns the chunk at a slot. It has no rows if there is none. States that can be rolled back are
+/// Returns the chunk at a slot. It has no rows if the slot is empty. States that can be rolled back are
 /// scanned over whole chunks only.
 DEVICE RowBlock findChunk(StepHeader* step, uint slot)
 {
@@ -27,11 +27,12 @@ DEVICE void storeSquare(uint4* matrix, uint row, uint col, float x)
     to[8 * SQUARE_TILE] = uint16_t(pair.low);
 }
 
-/// Stores (1 + L)^-1 b for a matrix L with zeros on and above its diagonal, which are not read. A lane
-/// has a column and its number of b. Rows of L are PITCH floats apart and aligned to 16 bytes.
+/// Stores (1 + L)^-1 b for a strictly lower triangular matrix L; its upper part is not read. A lane has
+/// a column and the number of b for that column. Rows of L are PITCH floats apart and aligned to 16
+/// bytes.
 template <uint PITCH> DEVICE void storeInverse(uint4* to, const float* matrix, float b, uint lane)
 {
-    float x[CHUNK]; // by forward substitution
+    float x[CHUNK]; // solved by forward substitution
     UNROLL for (uint t = 0; t < CHUNK; t++)
     {
         x[t] = lane == t ? 1.0f : 0.0f;

@@ -1,14 +1,13 @@
 // delta_step: convolution, gated delta rule and gated norm of steps with one token per sequence
-// (zinc.ops.recurrent_step). A block computes value heads of sequences, one after another. The state
-// is stored as S transposed: [value heads, V_DIM, K_DIM]. A group of SHARE lanes updates COLUMNS
-// columns of S, and each lane holds every SHARE-th float4 of a column. The kernel loads the states
-// of S and of the convolution before it waits for its inputs, because only earlier steps have
-// written them.
+// (zinc.ops.recurrent_step). A block computes value heads of sequences, one after another. The state S
+// is stored transposed: [value heads, V_DIM, K_DIM]. A group of SHARE lanes updates COLUMNS columns of
+// S, and each lane holds every SHARE-th float4 of a column. The kernel loads the states of S and of the
+// convolution before it waits for its inputs, because only earlier steps have written them.
 //   PERSISTENT  1: a block computes every gridDim.x-th head, and loads a column of the next head as
 //               soon as it has stored that of the current one (without ROLLBACK); 0: one head
-//   TAPS        of the convolution, whose state has the last TAPS - 1 rows of x, oldest first
+//   TAPS        taps of the convolution, whose state holds the last TAPS - 1 rows of x, oldest first
 //   REPEATS     value heads that share a key head
-//   GROUPED     they are neighbours
+//   GROUPED     these value heads are neighbours
 //   ROLLBACK    if not 0, states are those of delta_slot.cuh and causal_conv.cu, which can be rolled
 //               back
 //   Q8          y is a row of 8-bit blocks
@@ -26,10 +25,10 @@ using Arguments = DeltaStepArguments;
 #include "step.cuh"
 
 #define SHARE 8
-#define GROUPS (THREADS / SHARE) // lanes that share columns
+#define GROUPS (THREADS / SHARE) // groups of lanes that share columns
 #define COLUMNS (V_DIM / GROUPS)
 #define FOURS (K_DIM / (4 * SHARE))
-#define COLS (2 * K_DIM + V_DIM) // of q, k and v of the head
+#define COLS (2 * K_DIM + V_DIM) // columns of q, k and v of the head
 #define COLS_EACH ((COLS + THREADS - 1) / THREADS)
 #define L2_EPS 1e-6f
 #define RING (TAPS - 1 + ROLLBACK)
@@ -40,9 +39,9 @@ static_assert(!PERSISTENT || !ROLLBACK);
 SHARED float4 heads[COLS / 4]; // q, k and v after the convolution
 SHARED float outputs[V_DIM];
 SHARED float normWeights[V_DIM];
-#define STAGES (1 + PERSISTENT) // inputs of the current head, and of the next
+#define STAGES (1 + PERSISTENT) // stages of inputs: for the current head and the next one
 SHARED float taps[STAGES][TAPS][COLS];
-SHARED float rows[STAGES][TAPS][COLS]; // of x, from the state of the convolution and from the step
+SHARED float rows[STAGES][TAPS][COLS]; // rows of x, from the state of the convolution and from the step
 SHARED float gates[STAGES][V_DIM];     // z
 SHARED struct
 {
@@ -97,7 +96,7 @@ DEVICE void update(
     UNROLL for (uint i = 0; i < FOURS; i++) s[i] += key[i * SHARE + share] * d;
 }
 
-/// Adds the rows of the chunk that earlier steps ran to S.
+/// Adds to S the rows of the chunk that earlier steps processed.
 DEVICE void applyKept(const Span& span, uint head, uint k_head, float4 (&s)[COLUMNS][FOURS])
 {
     const Arguments& args = span.args;
@@ -132,7 +131,8 @@ DEVICE void applyKept(const Span& span, uint head, uint k_head, float4 (&s)[COLU
     }
 }
 
-/// Keeps the inputs of the token's row. is_first: the block keeps those of the key head.
+/// Stores the inputs of the token's row in the slot. is_first: the block also stores those of the key
+/// head.
 DEVICE void keepInputs(
     const Span& span, uint head, uint k_head, bool is_first, float alpha, float beta)
 {
@@ -198,15 +198,15 @@ struct Head
 #endif
     }
 
-    /// Whether the block keeps what value heads with one key head share.
+    /// Whether the block stores the inputs that value heads of one key head share.
     MEMBER bool isFirst(ARGS) const
     {
         return GROUPED ? head % REPEATS == 0 : head < args.n_k_heads;
     }
 };
 
-/// Loads 16 bytes to the registers of `x` if they exist. A branch would load them to other registers,
-/// and wait for them to be copied.
+/// Loads 16 bytes to the registers of `x` if `exists`. With a branch, the compiler would load other
+/// registers, and wait for the load to copy them to `x`.
 DEVICE void loadIf(float4& x, const float4* p, bool exists)
 {
 #ifdef ZINC_EMULATED
@@ -227,8 +227,8 @@ DEVICE void loadColumn(float4 (&s)[FOURS], const float4* state, uint j, bool exi
         loadIf(s[i], state + j * GROUPS * K_DIM / 4 + i * SHARE, exists);
 }
 
-/// Starts the copies of what the convolution reads from memory of earlier steps. Each thread copies
-/// the columns that it multiplies.
+/// Starts the copies of the inputs of the convolution that earlier steps have written. Each thread
+/// copies the columns that it multiplies.
 DEVICE void copyConvolution(ARGS, const Head& at, uint stage)
 {
     UNROLL for (uint j = 0; j < COLS_EACH; j++)
@@ -260,7 +260,7 @@ DEVICE void convolve(const Head& at, uint stage, uint i)
     ((float*)heads)[i] = sum * sigmoid(sum);
 }
 
-/// Starts the copies of what the step has computed for the head, and of its decay.
+/// Starts the copies of the inputs that this step has computed for the head, and of its decay.
 DEVICE void copyInputs(ARGS, const Head& at, uint stage)
 {
     const uint thread = threadIdx.x;

@@ -100,7 +100,7 @@ DEVICE void accumulate(
     ActivationSlab x[DEEP];
     UNROLL for (uint p = 0; p < DEEP; p++)
         weights[p].load(args, origin, min(first + p * KSPLIT, slabs - 1));
-#if !EXPERTS // which experts are needed is known only after waiting
+#if !EXPERTS // the experts that are needed are known only after the wait
     waitForInputs();
 #endif
     findFactors(args, origin, thread);

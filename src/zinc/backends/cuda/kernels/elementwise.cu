@@ -2,7 +2,7 @@
 //   OP        the op, an ElementwiseOp
 //   RUN       columns that a gate scales, in GATE_RUNS
 //   SOFTPLUS  gates are softplus of b, not sigmoid
-//   Q8        rows of y are 8-bit blocks (q8)
+//   Q8        rows of y are 8-bit blocks (q8.cuh)
 
 #include "arguments.h"
 

@@ -2,7 +2,7 @@
 // and `order` lists the slots sorted by expert.
 //   PRODUCT     a ProductKind
 //   OUT_Q8      rows of y are 8-bit blocks
-//   ACTIVATION  an ActivationFn; that of the arguments without the macro
+//   ACTIVATION  an ActivationFn; if undefined, the arguments state it
 
 #include "arguments.h"
 

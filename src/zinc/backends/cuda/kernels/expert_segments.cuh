@@ -1,7 +1,7 @@
 // Segments of the slots of experts: up to SEGMENT slots of one expert, in the order of `args.order`.
 // Blocks share chunks of the segments evenly, one after another.
 //   EXPERTS  experts of the layer
-//   SEGMENT  slots of a segment at most
+//   SEGMENT  most slots of a segment
 
 #pragma once
 
@@ -12,7 +12,7 @@ SHARED uint warpSegments[WARPS];
 /// Counts the segments of each expert. All threads of the block call it.
 DEVICE void countSegments(ARGS, uint thread)
 {
-    constexpr uint EACH = (EXPERTS + THREADS - 1) / THREADS; // experts of a thread
+    constexpr uint EACH = (EXPERTS + THREADS - 1) / THREADS; // experts per thread
     const uint lane = thread % SUBGROUP, warp = thread / SUBGROUP;
     uint counts[EACH], sum = 0;
     UNROLL for (uint i = 0; i < EACH; i++)
@@ -41,11 +41,11 @@ DEVICE void countSegments(ARGS, uint thread)
 /// A chunk of the rows of a segment.
 struct Chunk
 {
-    uint index, last;     // of the block: chunks are numbered segment by segment
-    uint expert, at, end; // positions of the segment's slots
-    uint place;           // of the chunk among those of the segment
+    uint index, last;     // chunk number and the end of the block's range, counted segment by segment
+    uint expert, at, end; // at, end: range of the segment's slots in `args.order`
+    uint place;           // index of the chunk in its segment
 
-    /// Begins with the first of the block's chunks, if it has any. chunks: of a segment.
+    /// Begins with the first of the block's chunks, if there is one. chunks: chunks per segment.
     MEMBER explicit Chunk(uint chunks)
     {
         const uint n = firstSegments[EXPERTS] * chunks;
@@ -67,7 +67,7 @@ struct Chunk
     }
 
 private:
-    /// Finds the slots of the chunk, given an expert that is not after its own.
+    /// Finds the slots of the chunk. `expert` must not be after the expert of the chunk.
     MEMBER void find(uint chunks)
     {
         const uint segment = index / chunks;

@@ -1,7 +1,7 @@
 // GEMV of slots with their selected experts: moe_glu, and the products of moe_down.
-//   BY_EXPERT  a workgroup multiplies slots of one expert (group.y), BATCH at a time, and SPREAD
-//              workgroups share the expert (group.z). Otherwise it multiplies one slot, at position
-//              group.y of `order`.
+//   BY_EXPERT  1: a workgroup multiplies slots of one expert (group.y), BATCH at a time, and SPREAD
+//              workgroups (group.z) share the expert; 0: a workgroup multiplies one slot, at position
+//              group.y of `order`
 
 #include "expert_rows.cuh"
 #include "tile.cuh"
@@ -19,7 +19,7 @@ KERNEL(experts, Arguments)
 #else
     uint begin = group.y, end = begin + 1;
     if (begin >= rowsOf(args.step, args.dim) * args.top_k) return;
-    uint8_t* row = rowAt(args, begin); // loads `order` while `starts` is loaded
+    uint8_t* row = rowAt(args, begin); // so that the loads of `order` and `starts` overlap
     for (uint e = thread; e < args.n_experts; e += THREADS)
     {
         const uint own = uint(args.starts[e]), next = uint(args.starts[e + 1]);

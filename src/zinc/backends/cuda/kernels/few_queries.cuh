@@ -1,18 +1,18 @@
-// The part of attention that the kernels for few queries share. A workgroup takes one split of the
-// keys (group.x) of one token (group.z), for EACH heads that share a KV head (part of group.y).
-// Each split leaves partial sums for attention_merge; a token with one split is finished here.
-//   ALIBI     scores fall with the distance of query and key, by a slope of each head
+// The part of attention that the kernels for few queries share. A workgroup takes one split of the keys
+// (group.x) of one token (group.z), for EACH heads that share a KV head (part of group.y). Each split
+// stores partial sums for attention_merge; a token with one split is finished here.
+//   ALIBI     scores are lowered by the distance of query and key times a slope of the head
 //   CHUNKED   a token sees the keys at and after the last multiple of the window
 //   PREPARES  q, k and v are the outputs of the projections. Each workgroup normalises and rotates
 //             the heads that it needs, and the workgroups of the last split store key and value in
-//             the cache. No other workgroup of this step reads them there. The last workgroup to
-//             finish merges the splits of its heads (merge_splits.cuh), or a cluster of workgroups
-//             does (merge_cluster.cuh).
-//   SELECTED  a token sees the positions in its row of `selected` only, of which a split has some
-//   ONE_TOKEN with PREPARES the step has one token
-//   TILE_TOKENS  neighbouring tokens of one sequence that a workgroup takes, if sequences of a step
-//             with PREPARES may have several. Then group.z is the index of a tile of tokens
-//   MOST_OWN     with TILE_TOKENS the most tokens that a sequence has in the step
+//             the cache. No other workgroup of this step reads them from there. The splits of a
+//             head are merged by the last of their workgroups to finish (merge_splits.cuh) or by a
+//             cluster of workgroups (merge_cluster.cuh).
+//   SELECTED  a token sees only the positions in its row of `selected`; a split is a range of that row
+//   ONE_TOKEN with PREPARES: the step has one token
+//   TILE_TOKENS  with PREPARES, if a sequence may have several tokens in the step: neighbouring tokens
+//             of one sequence that a workgroup takes. group.z is then the index of a tile of tokens
+//   MOST_OWN     with TILE_TOKENS: the most tokens that a sequence has in the step
 
 #include "arguments.h"
 
@@ -59,7 +59,7 @@ using Arguments = AttentionArguments;
 #define OWN_VALUE (V_FROM_K ? SKIP_V : HEAD_DIM / 8)
 #define OWN_CHUNKS ((HEAD_DIM + HEAD_DIM_V) / 8)
 #define MOST_HEADS (ROWS + 2 * MOST_OWN) // heads prepared by a workgroup
-#define HEADS_AT_ONCE ((MOST_HEADS + WAVES - 1) / WAVES) // of a subgroup
+#define HEADS_AT_ONCE ((MOST_HEADS + WAVES - 1) / WAVES) // heads prepared per subgroup
 #define HEADS_FLOAT4S (MOST_HEADS * HEAD_FLOAT4S)
 #include "heads.cuh"
 // The keys of the sequence's tokens in the step, each followed by its value.
@@ -69,18 +69,18 @@ SHARED Chunk own_chunks[MOST_OWN * OWN_CHUNKS];
 /// A part of the keys that the workgroup's tokens see, for some heads of one KV head.
 struct KeySplit
 {
-    uint token, n_tokens, index; // the first token
+    uint token, n_tokens, index; // token: the first one; index: number of the split
     uint sequence;
     uint own_token; // the first token of the sequence in the step
     uint first_head, n_heads;
     uint kv_head, part; // part: number of the group of EACH heads among those of the KV head
-    uint position, first; // of the first token, and of the first key that it sees
+    uint position, first; // positions of the first token, and of the first key that it sees
     uint begin, end; // positions of the split's keys, with SELECTED their indices in the selection
 #if SELECTED
     const float* selected; // positions
 #endif
     int* blocks; // the sequence's block table
-    uint8_t* keys; // of the KV head, in block 0
+    uint8_t* keys; // address of the keys of the KV head in block 0
     uint8_t* values;
     bool exists;
 
@@ -130,7 +130,7 @@ struct KeySplit
 #endif
     }
 
-    /// The score of query r for the key at a position, as a power of two. `dot` is their product.
+    /// The score of query r for the key at a position, as an exponent of 2. `dot` is their dot product.
     MEMBER float scored(ARGS, float dot, uint r, uint key)
     {
         float score = scaledScore(dot, args.softcap);
@@ -191,7 +191,8 @@ struct KeySplit
         if (col == 0) storeAligned<16>(to + HEAD_DIM_V / 4, float4(all.maximum, all.sum, 0, 0));
     }
 
-    /// Stores four columns of the output of head r, given its sums over all splits, as `store`.
+    /// Stores four columns of the output of head r, given its sums over all splits. Lanes call it as
+    /// they call `store`.
     MEMBER void storeMerged(ARGS, uint r, uint col, float4 y, OnlineSoftmax all)
     {
         if (!hasQuery(r)) return;
@@ -276,8 +277,8 @@ DEVICE void storeOwnHead(
 struct OwnHeads
 {
     Head heads[HEADS_AT_ONCE];
-    uint first, n; // position of the first key, and all heads of the workgroup
-    bool has_keys; // of tokens in this step
+    uint first, n; // position of the first key; number of heads of the workgroup
+    bool has_keys; // the split has keys of tokens in this step
 
     MEMBER explicit OwnHeads(const KeySplit& split)
         : first(split.ownPosition() + split.firstOwn())

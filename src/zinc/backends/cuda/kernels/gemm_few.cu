@@ -12,7 +12,7 @@
 //   WHOLE       1: the rows of each matrix are a multiple of 16
 //   OUT_Q8      1: the output is stored as rows of Q8 blocks
 //   NORM_X      1: rows of x lack the scale of their norm (unscaled_rows.cuh)
-//   NORM_Y      1: the output is also stored as such rows
+//   NORM_Y      1: the output is also stored as rows without that scale
 
 #include "arguments.h"
 
@@ -32,12 +32,12 @@ using Arguments = GemvArguments;
 #include "unscaled_rows.cuh"
 
 #define TILE 16
-#define BY_BLOCKS (OUT_Q8 || NORM_Y) // results are stored by blocks of 32
+#define BY_BLOCKS (OUT_Q8 || NORM_Y) // results are stored in blocks of 32
 #define STRIPE (BY_BLOCKS ? 32 / TILE : 1) // neighbouring tiles whose outputs form whole blocks
 #define MATRICES (PRODUCT == GLU ? 2 : 1)
-#define GROUPS ((UNITS + GROUP_UNITS - 1) / GROUP_UNITS) // of a row
-#define TURNS ((GROUPS + WARPS - 1) / WARPS)             // groups of a row for one warp
-#define SLOTS (WARPS + (PRODUCT == LINEAR))              // partial sums of each warp, and residuals
+#define GROUPS ((UNITS + GROUP_UNITS - 1) / GROUP_UNITS) // groups per row
+#define TURNS ((GROUPS + WARPS - 1) / WARPS)             // groups of a row per warp
+#define SLOTS (WARPS + (PRODUCT == LINEAR))              // one for the sums of each warp, one for residuals
 #define TILE_SUMS (TILE * BATCH)
 
 #define SUMS_BYTES (ROUND * MATRICES * SLOTS * TILE_SUMS * 4)
@@ -53,12 +53,12 @@ DYNAMIC_SHARED(sharedMemory, SUMS_BYTES + STAGES_BYTES + BUFFER_X * WARPS * ROWS
 #define AHEAD_TILES ((MATRICES - 1 + AHEAD) / MATRICES)
 
 #if STAGES == 0 && X_TILES > 1
-#define UNROLL_MATRICES _Pragma("unroll 1") // registers would spill
+#define UNROLL_MATRICES _Pragma("unroll 1") // unrolled, registers would spill
 #else
 #define UNROLL_MATRICES UNROLL
 #endif
-SHARED float scales[NORM_X ? BATCH : 1];              // of the rows of x
-SHARED float normWeights[NORM_Y ? ROUND * TILE : 1]; // of the norm of the output
+SHARED float scales[NORM_X ? BATCH : 1];              // norm scales of the rows of x
+SHARED float normWeights[NORM_Y ? ROUND * TILE : 1]; // weights of the norm of the output
 
 /// Partial sum `index` of a slot, for tile i of a round.
 DEVICE float& sumAt(uint i, uint matrix, uint slot, uint index)
@@ -124,7 +124,7 @@ DEVICE GroupPlace placeOf(
 struct Queue
 {
     Step step; // AHEAD groups ahead, if the warp's next group is of its last matrix
-    uint8_t *stages, *read, *freed; // of the next group to read, and of the next copy
+    uint8_t *stages, *read, *freed; // read, freed: stages of the next group to read and to copy
 
     MEMBER Queue(ARGS, const BlockTiles& tiles, uint warp, uint lane)
         : stages(sharedMemory + SUMS_BYTES + warp * (STAGES * GROUP_BYTES))
@@ -229,7 +229,7 @@ DEVICE void copyResiduals(ARGS, const BlockTiles& tiles, uint first, uint n, uin
         else copySmallAsync<4>(normWeights + i, (float*)args.norm + col);
     }
 #endif
-    if (STAGES == 0) commitCopies(); // otherwise with the next weights
+    if (STAGES == 0) commitCopies(); // with stages, the copies of the next weights commit them
 }
 
 /// Stores the outputs of `n` tiles for `n_x` rows of x.
@@ -245,7 +245,7 @@ DEVICE void storeTiles(ARGS, const BlockTiles& tiles, uint first, uint n, uint n
             y = gated(args, *out.part, out.row, out.b, y, out.total(MATRICES - 1) * scale);
         else if (out.part->bias != nullptr) y += out.part->bias[out.row];
 #if BY_BLOCKS
-        sumAt(out.i, 0, 0, out.index) = y; // replaces a sum that only this thread reads
+        sumAt(out.i, 0, 0, out.index) = y; // overwrites a sum that only this thread reads
 #else
         ((float*)rowAt(out.part->y, out.b, out.part->y_stride))[out.row] = y;
 #endif

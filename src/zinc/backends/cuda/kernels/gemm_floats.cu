@@ -1,10 +1,10 @@
 // GEMM over float weights and float32 rows on tensor cores (tf32.cuh). A block computes a tile of ROWS
-// weight rows by BATCH rows of x. Slabs of 32 columns of both are copied to shared memory, STAGES
-// deep, and each slab is summed apart, so that tensor cores round short sums only.
+// weight rows by BATCH rows of x. Slabs of 32 columns of both are copied to shared memory, STAGES deep.
+// Each slab has its own accumulators, so that tensor cores round short sums only.
 //   SPLITS  blocks (group.z) that split the columns of a tile; the last to finish adds up their sums
 //
-// Rows of x are aligned to 16 bytes, and rows of both are whole units. In step s of a slab lane c of a
-// quad multiplies columns 8 s + 2 c and the next, which are one load from shared memory.
+// Rows of x are aligned to 16 bytes, and rows of both are whole units. In step s of a slab, lane c of a
+// quad multiplies columns 8 s + 2 c and 8 s + 2 c + 1, which it loads from shared memory together.
 
 #define EXPERTS 0
 #define GROUPS 0
@@ -41,7 +41,7 @@ DEVICE void copyWeights(ARGS, uint slab, uint thread)
     }
 }
 
-/// Starts the copies of a slab of x, likewise.
+/// Starts the copies of a slab of x. Columns past the last become zeros.
 DEVICE void copyRows(ARGS, const TileOrigin& origin, uint slab, uint thread)
 {
     const uint chunks = SLAB / 4;

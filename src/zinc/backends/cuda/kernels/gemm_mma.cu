@@ -1,13 +1,14 @@
 // GEMM over quantised weights on tensor cores. A block computes a tile of ROWS weight rows by BATCH
 // rows of x. Each warp takes 16 ROW_TILES weight rows (of each matrix of a gated product) by all
 // rows of x; KSPLIT warps split the columns of the same rows, slab by slab.
-//   EXPERTS   rows of x are the slots of an expert with few slots; STAGES is 0 (see gemm_experts.cu)
+//   EXPERTS   rows of x are the slots of an expert with few slots (gemm_experts.cu handles many);
+//             STAGES is 0
 //   STAGES    0: each warp converts rows of 8-bit blocks itself, which suits few rows of x.
 //             Otherwise half_rows has converted them, and slabs of columns are copied to shared
 //             memory, STAGES deep.
 //   DEEP      slabs of weights that a warp has in flight
-//   GROUPS    1: warps multiply in groups (wgmma), and another group copies the slabs. ROW_TILES,
-//             KSPLIT and SPLITS are 1 then
+//   GROUPS    1: warp groups multiply (wgmma), and another warp group copies the slabs. ROW_TILES,
+//             KSPLIT and SPLITS must be 1
 //   SPLITS    blocks (group.z) that split the columns of a tile; the last to finish adds up their
 //             sums. 1 with EXPERTS
 
@@ -59,7 +60,7 @@ SHARED uint chosen, chosenBefore[THREADS / SUBGROUP];
 DEVICE uint findExpert(ARGS, uint index, uint thread)
 {
     if (thread == 0) chosen = args.n_experts;
-    uint before = 0; // experts with slots in earlier rounds
+    uint before = 0; // number of experts with slots in earlier iterations
     for (uint first = 0; first < args.n_experts; first += THREADS)
     {
         const uint e = first + thread;

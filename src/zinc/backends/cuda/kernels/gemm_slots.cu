@@ -23,10 +23,10 @@
 #define TILE 16
 #define TEAMS (WARPS / TEAM)
 #define MATRICES (PRODUCT == GLU ? 2 : 1)
-#define GROUPS ((UNITS + GROUP_UNITS - 1) / GROUP_UNITS) // of a row
-#define TURNS ((GROUPS + TEAM - 1) / TEAM)               // groups of a row for one warp
+#define GROUPS ((UNITS + GROUP_UNITS - 1) / GROUP_UNITS) // groups per row
+#define TURNS ((GROUPS + TEAM - 1) / TEAM)               // groups of a row per warp
 #define CHUNK_TILES (CHUNK * TEAMS)
-#define PITCH (TILE + 4) // of the sums of a slot, so that those of a warp lie in different banks
+#define PITCH (TILE + 4) // floats from slot to slot, so that the sums of a warp lie in different banks
 #define WARP_SUMS (BATCH * PITCH)
 #define TILE_SUMS (MATRICES * TEAM * WARP_SUMS + 16)
 
@@ -42,10 +42,10 @@ DEVICE float* sumsOf(uint tile, uint matrix, uint member)
 /// Tiles whose sums are added up together: up to ROUND of each team, of one segment.
 struct Round
 {
-    Chunk chunk; // the first
-    uint tiles;  // of a team
+    Chunk chunk; // first chunk
+    uint tiles;  // tiles per team
 
-    /// Begins with the first of the block's chunks, if it has any. chunks: of a segment.
+    /// Begins with the first of the block's chunks, if there is one. chunks: chunks per segment.
     MEMBER explicit Round(uint chunks) : chunk(chunks) { count(chunks); }
 
     MEMBER void advance(uint chunks)
@@ -82,7 +82,7 @@ struct Warp
 /// its team.
 struct Steps
 {
-    uint turn = 0, i = 0, row; // row: of the lane in tile i, of all experts
+    uint turn = 0, i = 0, row; // row: the lane's row in tile i, counted over all experts
 
     MEMBER Steps(ARGS, const Round& round, const Warp& warp)
         : row(round.chunk.expert * args.rows + (round.first() + warp.team) * TILE + warp.lane / 4)
@@ -92,7 +92,7 @@ struct Steps
     MEMBER uint group(const Warp& warp) const { return warp.member + turn * TEAM; }
     MEMBER bool takes(const Warp& warp) const { return GROUPS % TEAM == 0 || group(warp) < GROUPS; }
 
-    /// Goes to the next tile. Returns whether the round has one.
+    /// Advances to the next tile. Returns whether the round has another tile.
     MEMBER bool advance(uint tiles)
     {
         i++, row += TEAMS * TILE;
@@ -174,7 +174,7 @@ DEVICE void storeRound(ARGS, const Round& round, uint thread)
     }
 }
 
-/// Returns x, which the compiler cannot know.
+/// Returns x in a way that hides its value from the compiler.
 DEVICE uint opaque(uint x)
 {
 #ifndef ZINC_EMULATED
@@ -187,7 +187,7 @@ KERNEL(gemm_slots, Arguments)
 {
     const uint thread = threadIdx.x;
     const Warp warp(thread);
-    const uint chunks = (args.rows + TILE * CHUNK_TILES - 1) / (TILE * CHUNK_TILES); // of a segment
+    const uint chunks = (args.rows + TILE * CHUNK_TILES - 1) / (TILE * CHUNK_TILES); // chunks per segment
     loadFormatTables(args.w, thread, THREADS);
     countSegments(args, thread);
     Round round(chunks);
@@ -198,7 +198,7 @@ KERNEL(gemm_slots, Arguments)
     StoredGroup stored;
     UNROLL for (uint i = 0; i < 2; i++) load(args, stored, matrices[0], round, steps, warp, i);
     GroupRows x;
-    uint segment = 0xffffffffu; // segment of the converted x
+    uint segment = 0xffffffffu; // segment whose rows of x were converted last
     _Pragma("unroll 1") while (true)
     {
         const bool is_new = steps.i == 0 && (TURNS > 1 || segment != round.chunk.at);
@@ -212,8 +212,8 @@ KERNEL(gemm_slots, Arguments)
             later.advance(chunks);
             next = later.chunk.exists() ? Steps(args, later, warp) : steps;
         }
-        // The next weights are loaded as soon as those of this step have been multiplied. Past the
-        // last step its own are loaded again.
+        // The next weights are loaded as soon as those of this step have been multiplied. The last step
+        // loads its own weights again.
         const uint positive[] = {round.chunk.end, round.chunk.last, chunks, round.tiles};
         UNROLL for (uint m = 0; m < MATRICES; m++)
         {
@@ -221,7 +221,8 @@ KERNEL(gemm_slots, Arguments)
             const bool is_last = m + 1 == MATRICES;
             UNROLL for (uint i = 0; i < 2; i++)
             {
-                // Branches that the compiler cannot tell to be taken keep loads before later products.
+                // The compiler does not move these loads after later products, because this branch,
+                // which is never taken, has a condition that it does not know.
                 if (opaque(positive[2 * m + i]) == 0) continue;
                 if (steps.takes(warp)) products.add(stored, x, i);
                 const Matrix& w = matrices[is_last ? 0 : m + 1];

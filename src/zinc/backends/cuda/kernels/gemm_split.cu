@@ -8,7 +8,7 @@
 //   CLUSTER     blocks of a cluster, if there are several
 //   PRODUCT     LINEAR, or GLU: each row is multiplied with the same row of two matrices
 //   WHOLE       the rows of each matrix are whole tiles
-//   OUT_Q8      the output are rows of 8-bit blocks
+//   OUT_Q8      the output is stored as rows of 8-bit blocks
 
 #include "arguments.h"
 
@@ -32,14 +32,14 @@ using Arguments = GemvArguments;
 #define MATRICES (PRODUCT == GLU ? 2 : 1)
 #define SLABS ((COLS + SLAB - 1) / SLAB)
 #define COLUMN_GROUPS ((SLABS + 1) / 2)
-#define BLOCK_GROUPS ((COLUMN_GROUPS + BLOCKS - 1) / BLOCKS) // of a block, at most
+#define BLOCK_GROUPS ((COLUMN_GROUPS + BLOCKS - 1) / BLOCKS) // groups per block, at most
 #define SLAB_BYTES (BATCH * SLAB_ROW_BYTES)
 #define STAGE_BYTES (2 * SLAB_BYTES)
 #define STAGES_BYTES (STAGES * STAGE_BYTES)
-#define ROW_SUMS (TILE + 4) // of a row of x in shared memory, without bank conflicts
+#define ROW_SUMS (TILE + 4) // floats from row to row of x in shared memory, without bank conflicts
 #define SUMS_BYTES (MATRICES * BATCH * ROW_SUMS * 4)
 #define UNIT_ROWS (OUT_Q8 ? 32 : 4) // weight rows whose results are stored together
-#define SHARE_ROWS ((TILE / UNIT_ROWS + BLOCKS - 1) / BLOCKS * UNIT_ROWS) // of a block, at most
+#define SHARE_ROWS ((TILE / UNIT_ROWS + BLOCKS - 1) / BLOCKS * UNIT_ROWS) // weight rows per block, at most
 #define PAIR 2 // steps whose products start together
 
 DYNAMIC_SHARED(shared, STAGES_BYTES + SUMS_BYTES);
@@ -107,10 +107,10 @@ struct Stage
 };
 
 /// Copies the columns of x that a block multiplies to the stages, group by group and again for each
-/// tile. One thread uses it.
+/// tile. One thread of the block does this.
 struct Copies
 {
-    uint left, i = 0; // groups to copy, and the next one of the tile
+    uint left, i = 0; // left: groups still to copy; i: the next group of the tile
     Stage at;
 
     MEMBER explicit Copies(uint groups) : left(groups) {}
@@ -129,7 +129,8 @@ struct Copies
     }
 };
 
-/// The sums of a lane: D of each 8 rows of x, and the factor that scales the sums of a weight row.
+/// The sums of a lane: D of `multiplyGroup` for every 8 rows of x, and the factor of each weight row,
+/// which scales its sums.
 struct Sums
 {
     float d[X_TILES][4];
@@ -250,8 +251,8 @@ struct Step
     }
 };
 
-/// Starts to add the products of a slab of weights with a slab of x in shared memory. PAIR steps
-/// are converted while those before them are multiplied; `a` holds their operands.
+/// Starts to add the products of a slab of weights and a slab of x in shared memory. PAIR steps are
+/// converted to operands in `a` while the previous steps are multiplied.
 DEVICE void multiplySlab(const GroupWeights& weights, const StoredGroup& stored, uint i,
     MatrixPlace x, Sums& sums, uint (&a)[2][PAIR][4])
 {

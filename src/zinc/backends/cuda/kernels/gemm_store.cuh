@@ -1,12 +1,12 @@
-// Results of a tensor core GEMM: the sums of warps are put into shared memory, where those of all
-// parts of the columns are added up, and stored as rows of y. With SPLITS > 1 each block writes its
-// sums to memory, and the last block of a tile adds them up in order.
+// Epilogue of a tensor core GEMM. Warps write their sums to shared memory, where the sums of all parts
+// of the columns are added up, and the results are stored as rows of y. With SPLITS > 1, each block
+// writes its sums to global memory, and the last block of a tile adds them up in order.
 
 #if SPLITS > 1
 #include "arrivals.cuh"
 #endif
 
-/// As `__syncthreads`, for the threads that store.
+/// Synchronises the threads that store, as `__syncthreads` does for all threads.
 DEVICE void syncWorkers()
 {
 #if GROUPS
@@ -77,7 +77,7 @@ DEVICE void mergeSplits(
 
 #endif
 
-/// Puts the sums of STORED_TILES tiles of x, starting at `first`, into shared memory.
+/// Writes the sums of STORED_TILES tiles of x, starting at `first`, to shared memory.
 DEVICE void shareSums(const Sums& sums, uint first, uint warp, uint part, uint lane)
 {
     UNROLL for (uint t = 0; t < WEIGHTS * ROW_TILES; t++)

@@ -1,6 +1,5 @@
-// The tile of a GEMM without cooperative matrices. Each thread computes 4 weight rows by SUMS rows
-// of x. With rows of 8-bit blocks a step of the loop is one unit; with float32 rows it is several
-// units.
+// The tile of a GEMM without cooperative matrices. Each thread computes 4 weight rows by SUMS rows of
+// x. With rows of 8-bit blocks, a step of the loop is one unit; with float32 rows, it is several units.
 
 #include "product.cuh"
 
@@ -25,7 +24,7 @@ DEVICE Sums zeroSums()
 #if ROWS_Q8
 
 #define UNITS 1
-SHARED uint weightWords[ROWS][9]; // one more than a unit, so that rows lie in different banks
+SHARED uint weightWords[ROWS][9]; // a unit has 8 words; a pitch of 9 puts rows in different banks
 SHARED float4 weightScales[ROWS];
 SHARED uint columnWords[BATCH][9];
 SHARED float2 columnScales[BATCH];

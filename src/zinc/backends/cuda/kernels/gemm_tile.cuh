@@ -1,6 +1,6 @@
 // The tile that a block of a tensor core GEMM computes: ROWS weight rows by BATCH rows of x. Each warp
 // takes 16 ROW_TILES weight rows (of each matrix of a gated product) by all rows of x.
-//   GROUPS   1: another warp group beside the WARPS warps copies rows
+//   GROUPS   1: one more warp group, besides the WARPS warps, copies rows
 //   KSPLIT   warps that split the columns of the same rows
 // Include it after the file that defines SLAB, the columns that are staged at once.
 
@@ -34,7 +34,8 @@ struct TileOrigin
     }
 };
 
-/// The sums of a warp: D of each pair of a 16-row tile of weights and an 8-row tile of x.
+/// The sums of a warp: D of `multiplyTiles` for each pair of a 16-row tile of weights and an 8-row tile
+/// of x.
 struct Sums
 {
     float d[WEIGHTS * ROW_TILES][X_TILES][4];

@@ -25,15 +25,15 @@ using Arguments = GemvArguments;
 
 #define TILE (ROWS * WAVES / KSPLIT)
 #define MATRICES (PRODUCT == GLU ? 2 : 1)
-#define SUMS (MATRICES * ROWS * BATCH) // of a lane
-#define UNITS ((COLS + UNIT - 1) / UNIT) // of a row
+#define SUMS (MATRICES * ROWS * BATCH) // sums per lane
+#define UNITS ((COLS + UNIT - 1) / UNIT) // units per row
 #define STRIDE (KSPLIT * SUBGROUP)
-#define LANE_UNITS ((UNITS + STRIDE - 1) / STRIDE) // of a row for one lane
+#define LANE_UNITS ((UNITS + STRIDE - 1) / STRIDE) // units of a row per lane
 
 SHARED float partial[TILES][BATCH][MATRICES][KSPLIT][TILE];
 
 #if NORM
-#include "norm_row.cuh" // takes THREADS
+#include "norm_row.cuh" // needs THREADS
 
 SHARED uint4 normalisedRow[(COLS + COLS / 4) / 16]; // 8-bit blocks (q8.cuh)
 
@@ -57,7 +57,7 @@ struct WarpRows
 {
     uint unit, count;
 
-    /// The first unit of row r. Past the last row it is repeated.
+    /// Returns the first unit of row r. Rows past the last one repeat it.
     MEMBER uint unitOf(uint r) const { return unit + (WHOLE ? r : min(r, count - 1)) * UNITS; }
 };
 
@@ -112,7 +112,7 @@ struct Tile
     }
 };
 
-/// The sum over all splits for row t of the block's tile i, row b of x and matrix m.
+/// Returns the sum over all splits for row t of the block's tile i, row b of x and matrix m.
 DEVICE float total(uint i, uint t, uint b, uint m)
 {
     float sum = partial[i][b][m][0][t];
@@ -120,7 +120,7 @@ DEVICE float total(uint i, uint t, uint b, uint m)
     return sum;
 }
 
-/// What is added to the product of `row` with row b of x: bias and residual.
+/// Returns the sum of bias and residual, which is added to the product of `row` and row b of x.
 DEVICE float addend(const GemvPart& part, uint row, uint b)
 {
     float sum = part.bias == nullptr ? 0.0f : part.bias[row];

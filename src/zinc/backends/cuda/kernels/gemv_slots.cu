@@ -19,8 +19,8 @@
 
 #define MATRICES (PRODUCT == GLU ? 2 : 1)
 #define UNITS ((COLS + UNIT - 1) / UNIT)
-#define LANES (UNITS > 16 ? 32 : UNITS > 8 ? 16 : 8) // lanes that share a row
-#define DEEP ((UNITS + LANES - 1) / LANES)           // units of a row for one lane
+#define LANES (UNITS > 16 ? 32 : UNITS > 8 ? 16 : 8) // lanes that share a weight row
+#define DEEP ((UNITS + LANES - 1) / LANES)           // units of a row per lane
 #define SPANS (SUBGROUP / LANES)
 #define PASS_ROWS (WARPS * SPANS * ROWS)
 #define PASSES (CHUNK / PASS_ROWS)
@@ -39,7 +39,7 @@ struct Pass
 
     MEMBER explicit Pass(uint chunks) : chunk(chunks) {}
 
-    /// Goes to the next pass, if there is one. Returns whether it is in another chunk.
+    /// Advances to the next pass, if there is one. Returns whether that pass is in another chunk.
     MEMBER bool advance(uint chunks)
     {
         if (++pass < PASSES) return false;
@@ -54,7 +54,8 @@ struct PassWeights
 {
     PendingWeights units[DEEP][MATRICES][ROWS];
 
-    /// Loads unit `deep` of row r. row: the first of the lane, of all experts. last: of the expert.
+    /// Loads unit `deep` of row r. row: first row of the lane, counted over all experts. last: last row
+    /// of the expert.
     MEMBER void load(const Matrix& w, uint matrix, uint row, uint last, uint r, uint deep, uint lane)
     {
         const uint unit = min(lane % LANES + deep * LANES, UNITS - 1);
@@ -183,7 +184,7 @@ DEVICE void storeChunk(ARGS, const Chunk& chunk, uint buffer, uint thread)
 KERNEL(gemv_slots, Arguments)
 {
     const uint thread = threadIdx.x, lane = thread % SUBGROUP;
-    const uint chunks = (args.rows + CHUNK - 1) / CHUNK; // of a segment
+    const uint chunks = (args.rows + CHUNK - 1) / CHUNK; // chunks per segment
     loadFormatTables(args.w, thread, THREADS);
     countSegments(args, thread);
     Pass pass(chunks);
@@ -200,7 +201,7 @@ KERNEL(gemv_slots, Arguments)
                     weights.load(matrices[m], m, begin + chunk.place * CHUNK + rowOf(pass, thread),
                         begin + args.rows - 1, r, d, lane);
     }
-    uint segment = 0xffffffffu, buffer = 0; // segment: whose rows are in shared memory
+    uint segment = 0xffffffffu, buffer = 0; // segment: the one whose rows are in shared memory
     _Pragma("unroll 1") while (true)
     {
         const Chunk chunk = pass.chunk;
@@ -213,7 +214,7 @@ KERNEL(gemv_slots, Arguments)
         }
         Pass next = pass;
         const bool ends = next.advance(chunks), is_last = !next.chunk.exists();
-        if (is_last) next = pass; // whose weights are loaded again
+        if (is_last) next = pass; // loads the weights of the last pass again
         const uint begin = next.chunk.expert * args.rows;
         const uint next_row = begin + next.chunk.place * CHUNK + rowOf(next, thread);
         const uint next_last = begin + args.rows - 1, row = rowOf(pass, thread);

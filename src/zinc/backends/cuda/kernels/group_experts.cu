@@ -10,7 +10,7 @@ using Arguments = GroupExpertsArguments;
 #include "step.cuh"
 
 #define THREADS (EXPERTS * SEGMENTS) // EXPERTS: a power of two, at least the number of experts
-#define MOST_WARPS (8192 / EXPERTS) // limit of warps, whose counts are in shared memory
+#define MOST_WARPS (8192 / EXPERTS) // most warps whose counts fit into shared memory
 #define WARPS (THREADS / SUBGROUP < MOST_WARPS ? THREADS / SUBGROUP : MOST_WARPS)
 #define BATCH 4 // groups of 32 slots that a warp loads at once
 
@@ -20,8 +20,8 @@ SHARED uint waveSums[(EXPERTS + SUBGROUP - 1) / SUBGROUP];
 
 constexpr uint NO_EXPERT = 0xffffffffu;
 
-/// Loads the experts of the lane's slots in the groups starting at slot `from`. Slots past the last one,
-/// which `end` follows, have NO_EXPERT.
+/// Loads the experts of the lane's slots in the groups starting at slot `from`. Slots at and after
+/// `end` get NO_EXPERT.
 DEVICE void loadExperts(ARGS, uint from, uint end, uint (&experts)[BATCH])
 {
     UNROLL for (uint i = 0; i < BATCH; i++)

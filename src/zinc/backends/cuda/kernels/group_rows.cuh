@@ -1,9 +1,9 @@
 // Many rows of x of a GEMM by warp groups: a thread of the last group copies slabs of converted rows
 // (half_rows.cuh) to shared memory, STAGES deep, and the other groups multiply them.
 
-#define SLAB_BYTES (BATCH * SLAB_ROW_BYTES) // of the tile's rows
+#define SLAB_BYTES (BATCH * SLAB_ROW_BYTES) // bytes of the tile's rows in a slab
 #define COPIER_REGISTERS 40
-#define WORKER_REGISTERS 232 // of each thread of two groups, with what the copying group released
+#define WORKER_REGISTERS 232 // per thread of each multiplying group; the copying group releases the rest
 
 DYNAMIC_SHARED(stages, STAGES * SLAB_BYTES);
 SHARED float inverses[BATCH];
@@ -26,7 +26,8 @@ DEVICE void makeStages(uint thread)
     __syncthreads();
 }
 
-/// Copies all slabs of the tile's rows to the stages in turn. The threads of the last group call it.
+/// Copies all slabs of the tile's rows to the stages, one after another. The threads of the last group
+/// call it.
 DEVICE void copySlabs(const TileArguments& args, const TileOrigin& origin, uint thread)
 {
     releaseRegisters<COPIER_REGISTERS>();
@@ -42,8 +43,8 @@ DEVICE void copySlabs(const TileArguments& args, const TileOrigin& origin, uint 
     }
 }
 
-/// Multiplies a slab of weights with a slab of x in shared memory. A step's operands are converted
-/// while the step before is multiplied.
+/// Multiplies a slab of weights by a slab of x in shared memory. The operands of a step are converted
+/// while the previous step is multiplied.
 DEVICE void multiplySlab(const WeightSlab& weights, const uint8_t* x, Sums& sums)
 {
     const MatrixPlace b = placeOfMatrix(x);

@@ -16,7 +16,7 @@
 
 #define GROUP_UNITS 8
 #define WHOLE_SCALES (FORMAT == Q4_K || FORMAT == Q5_K || FORMAT == Q6_K) // see whole_scales.cuh
-#define UNITS ((COLS + 31) / 32) // of a row
+#define UNITS ((COLS + 31) / 32) // units per row
 
 /// The location of a lane's weights of a group, in two rows of a matrix.
 struct GroupPlace

@@ -57,7 +57,7 @@ DEVICE uint addProductOfHalves(uint a, uint b, uint c)
 DEVICE uint twice(float x) { return packHalves(x, x); }
 
 /// Converts four bytes: `low` gets bytes 0 and 2, `high` bytes 1 and 3. 0x6400 | b is the float16
-/// number 1024 + b. `flip` is xored with bytes, and their number `zero` becomes 0.
+/// number 1024 + b. Bytes are first XORed with `flip`; the byte `zero` then becomes 0.
 template <uint flip, uint zero> DEVICE void halvesOfBytes(uint bytes, uint& low, uint& high)
 {
     const uint base = (0x6400u | flip) * 0x10001u, offset = (0x6400u + zero) * 0x10001u;

@@ -1,7 +1,7 @@
 // Rows of 8-bit blocks as float16 operands of tensor cores.
 //
-// A row is multiplied by a power of two, so that its largest magnitude becomes 2^13 to 2^14 and
-// float16 neither overflows nor loses small numbers. `inverse` of the factor goes to the epilogue.
+// A row is multiplied by a power of two, so that its largest magnitude becomes 2^13 to 2^14 and float16
+// neither overflows nor loses small numbers. The epilogue multiplies by `inverse`, 1 / the factor.
 //
 // Columns are permuted within slabs of 128. In step s (0 to 7) of a slab, lane c of a quad holds
 // columns 32 c + 4 s + {0, 1, 2, 3}, which are one word of its unit of weights. Each step has two
@@ -20,9 +20,9 @@
 #include "half_pairs.cuh"
 
 #define SLAB 128         // columns
-#define SLAB_ROW_BYTES 256 // of a row in a slab
-#define CHUNKS 16        // of a slab
-#define STEPS 8          // of a slab, each two chunks
+#define SLAB_ROW_BYTES 256 // bytes of a row in a slab
+#define CHUNKS 16        // chunks per slab
+#define STEPS 8          // steps per slab, of two chunks each
 #define GROUP_BYTES (8 * SLAB_ROW_BYTES)
 
 /// Returns the byte offset of a chunk of a row in a slab.

@@ -4,8 +4,8 @@
 // and lane / 4 + 8. Word s of a unit has the columns of step s (half_rows.cuh), so operands need
 // neither shuffles nor shared memory.
 //
-// Integer instructions limit the speed, so nibbles are converted without being shifted first, and the
-// scales of common formats are computed in float16.
+// Integer instructions limit the speed. Therefore nibbles are converted without being shifted first,
+// and the scales of common formats are computed in float16.
 
 #pragma once
 
@@ -15,7 +15,7 @@
 #define NIBBLES (FORMAT == Q4_0 || FORMAT == Q4_1 || FORMAT == Q4_K)
 #define WORDS (NIBBLES ? 4 : 8)
 
-// Weights are multiplied by WEIGHT_FACTOR, which keeps small ones above the subnormal numbers.
+// Weights are multiplied by WEIGHT_FACTOR, so that small weights do not become subnormal.
 #define WEIGHT_FACTOR 64.0f
 #define FACTOR_HALF 0x5400u
 
@@ -87,7 +87,7 @@ DEVICE HalfScales halfScales(const StoredUnit& p, const Unit& decoded, uint unit
 /// A unit of weights times WEIGHT_FACTOR.
 struct HalfUnit
 {
-    uint q[WORDS]; // bytes, or as they lie in memory bytes of two nibbles
+    uint q[WORDS]; // one element per byte or, as in memory, two nibbles per byte
     HalfScales scales;
 
     HalfUnit() = default;
@@ -109,7 +109,7 @@ struct HalfUnit
         uint d = scales.d[HALVES ? word / 4 : 0];
         numbers(word, low, high);
 #if NIBBLES
-        if (word >= 4) d = multiplyHalves(d, 0x2c002c00u); // numbers are 16 times as large
+        if (word >= 4) d = multiplyHalves(d, 0x2c002c00u); // high nibbles are 16 times as large
 #endif
 #if MINIMUMS
         const uint m = scales.m[HALVES ? word / 4 : 0];

@@ -10,7 +10,7 @@
 DEVICE float4 loadShared(uint i);
 DEVICE void storeShared(uint i, float4 x);
 
-#define HEAD_FOURS ((WIDTH + 4 * SUBGROUP - 1) / (4 * SUBGROUP)) // float4s of a lane
+#define HEAD_FOURS ((WIDTH + 4 * SUBGROUP - 1) / (4 * SUBGROUP)) // float4s of a head per lane
 #define HEAD_FLOAT4S (HEAD_FOURS * SUBGROUP)
 
 /// Columns 4 i to 4 i + 3 of the head in a slot.
@@ -20,7 +20,7 @@ DEVICE float4 headFour(uint slot, uint i) { return loadShared(slot * HEAD_FLOAT4
 struct Rotation
 {
     uint entry, partner;
-    float sign; // of the sine for this column
+    float sign; // sign of the sine for this column
 };
 
 DEVICE Rotation rotationOf(uint col)
@@ -58,7 +58,7 @@ struct Head
         loadRow(source, lane);
     }
 
-    /// Loads the weights of the norm alone, which no kernel of the step writes. loadRow follows.
+    /// Loads only the weights of the norm, which no kernel of the step writes. Call loadRow afterwards.
     MEMBER void loadWeights(const HeadSource& source, uint lane)
     {
         width = source.width;
@@ -125,8 +125,8 @@ struct Head
     }
 };
 
-/// Normalises and rotates the heads of a subgroup, which are those starting at `first`, every `step`-th
-/// of `n`. Each is left in the slot of its number. Heads are processed together, to overlap their
+/// Normalises and rotates the heads of a subgroup: `first` and every `step`-th after it, below `n`. The
+/// result of a head is in the slot with its number. Heads are processed together, to overlap their
 /// latencies.
 template <uint COUNT>
 DEVICE void prepareHeads(

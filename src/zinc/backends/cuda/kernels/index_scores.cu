@@ -1,7 +1,7 @@
 // index_scores: the scores by which a token selects positions, weights times relu(query . key) summed
 // over the index heads. A block takes KEYS positions (group.x) of one token (group.y). It multiplies
-// HEADS heads at a time, SLICE dimensions of which are in shared memory. Groups of LANES threads have
-// different heads, and the threads of a group have different keys.
+// HEADS heads at a time, and stages SLICE of their dimensions in shared memory. Groups of LANES threads
+// process different heads, and the threads of a group different keys.
 //   HEADS  a power of two
 
 #include "arguments.h"
@@ -37,7 +37,7 @@ KERNEL(index_scores, Arguments)
     uint8_t* q = rowAt(args.q, token, args.q_stride);
     const float* weights = (float*)rowAt(args.weights, token, args.weights_stride);
 
-    // Past the last position its key is repeated.
+    // Past the last position, its key is repeated.
     Plane planes[CHUNKS_EACH];
     uint tokens[CHUNKS_EACH];
     UNROLL for (uint n = 0; n < CHUNKS_EACH; n++)

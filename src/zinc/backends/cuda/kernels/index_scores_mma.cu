@@ -1,9 +1,10 @@
-// index_scores_mma: as index_scores, with tensor cores. A block takes every gridDim.x-th tile of KEYS
+// index_scores_mma: index_scores on tensor cores. A block takes every gridDim.x-th tile of KEYS
 // positions of one token (grid.y). A warp has OWN_KEYS positions of a tile and keeps their keys in
-// registers. It multiplies them with the queries of 16 heads at a time, while its keys of the next
-// tile are copied.
+// registers. It multiplies them with the queries of 16 heads at a time, while its keys of the next tile
+// are copied.
 //
-// A query is the sum of two float16 numbers, so scores are as exact as those of float32 queries.
+// Each query is split into the sum of two float16 numbers, so scores are as exact as with float32
+// queries.
 //   HEADS  index heads, rounded up to a multiple of 16
 
 #include "arguments.h"
@@ -30,7 +31,8 @@ constexpr float MOST = 65504.0f; // the largest float16 number
 DYNAMIC_SHARED(staged, (2 * HEADS + KEYS) * Rows::PITCH * 16);
 SHARED float weights[HEADS];
 
-/// Starts copies of the warp's keys starting at position `from`. Past the last position its key is repeated.
+/// Starts copies of the warp's keys from position `from` on. Past the last position, its key is
+/// repeated.
 DEVICE void copyKeys(ARGS, const int* blocks, uint from, uint position, uint4* to, uint lane)
 {
     UNROLL for (uint i = 0; i < EACH; i++)

@@ -25,7 +25,7 @@ struct Chunk
 #endif
 };
 
-/// The address of a chunk, from which other chunks are loaded at constant offsets without address
+/// The address of a chunk. Other chunks are loaded at constant offsets from it, without address
 /// arithmetic.
 struct Chunks
 {
@@ -97,7 +97,7 @@ DEVICE uint4 packHalves(float4 a, float4 b)
     return uint4(packPair(a.x, a.y), packPair(a.z, a.w), packPair(b.x, b.y), packPair(b.z, b.w));
 }
 
-/// scale * byte of the four signed bytes of a word, as float16.
+/// Returns scale * byte for the four signed bytes of a word, as float16.
 DEVICE uint2 packHalves(uint bytes, half scale)
 {
     float v[4];

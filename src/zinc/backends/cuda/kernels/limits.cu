@@ -1,5 +1,5 @@
-// Kernels that measure a device. KIND 0 reads `n` uint4s, KIND 1 computes `n` rounds of int8 dot
-// products.
+// Kernels that measure the peak rates of a device. KIND 0 reads `n` uint4s (read bandwidth), KIND 1
+// computes `n` rounds of int8 dot products.
 #include "arguments.h"
 
 using Arguments = LimitsArguments;

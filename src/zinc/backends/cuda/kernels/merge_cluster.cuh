@@ -3,7 +3,7 @@
 
 #include "cluster.cuh"
 
-#define SHARE ((FOURS / 8 + CLUSTER - 1) / CLUSTER * 8) // float4s of a block
+#define SHARE ((FOURS / 8 + CLUSTER - 1) / CLUSTER * 8) // most float4s that a block merges
 
 /// Four columns of a block's sums, with maximum and sum of the softmax in `total`.
 struct BlockSums

@@ -1,12 +1,13 @@
-// Merge of the partial sums of attention. The last block to finish among the splits of its queries
-// merges them: each warp finds the weights of the splits of a query, then each thread adds up columns.
+// Merge of the partial sums of attention. Of the blocks with splits of the same queries, the last one
+// to finish merges them: each warp computes the weights of the splits of a query, then each thread adds
+// up columns.
 
 #include "arrivals.cuh"
 
 #define MAX_SPLITS 128
 #define LANE_SPLITS (MAX_SPLITS / SUBGROUP)
 #define COLUMN_FOURS (HEAD_DIM_V / 4)
-#define AHEAD 16 // splits
+#define AHEAD 16 // splits whose sums a thread prefetches
 
 SHARED float splitWeights[ROWS][MAX_SPLITS];
 
@@ -17,7 +18,7 @@ DEVICE float4* partialsOf(ARGS, const KeySplit& split, uint r)
     return (float4*)args.partial + head * args.splits * (COLUMN_FOURS + 1);
 }
 
-/// Finds the factors of the splits of query r, which sum up to its output.
+/// Computes the weights of the splits of query r; the output is the weighted sum of their partial sums.
 DEVICE void findSplitWeights(ARGS, const KeySplit& split, uint r, uint lane)
 {
     float4* from = partialsOf(args, split, r) + COLUMN_FOURS;
@@ -57,7 +58,7 @@ DEVICE void mergeSplits(ARGS, const KeySplit& split, uint thread)
     uint* arrived = args.arrived + blockIdx.z * gridDim.y + blockIdx.y;
     if (!arrivesLast(arrived, args.splits, thread)) return;
     const uint fours = ROWS * COLUMN_FOURS;
-    float4 ahead[AHEAD]; // of the first float4 of the thread, loaded while the weights are found
+    float4 ahead[AHEAD]; // sums of the thread's first float4, prefetched while weights are computed
     UNROLL for (uint s = 0; s < AHEAD; s++)
         ahead[s] = partialSum(args, split, min(thread, fours - 1), min(s, args.splits - 1));
     for (uint r = thread / SUBGROUP; r < ROWS; r += WAVES)

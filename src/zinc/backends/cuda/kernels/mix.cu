@@ -1,6 +1,6 @@
-// mix: y_i = weight * sum over j of c_ij x_j for runs of columns x_j, plus a residual. Four columns a
-// thread.
-//   Q8  rows of y are 8-bit blocks (q8)
+// mix: y_i = weight * sum over j of c_ij x_j for runs of columns x_j, plus a residual. Each thread
+// computes four columns.
+//   Q8  rows of y are 8-bit blocks (q8.cuh)
 
 #include "arguments.h"
 

@@ -83,7 +83,7 @@ DEVICE void loadMatrices(uint (&r)[4], const void* row)
                  : "memory");
 }
 
-/// As `loadMatrices`, but r[i] gets column lane / 4 of matrix i, rows 2 (lane % 4) and the next.
+/// Like `loadMatrices`, but r[i] gets column lane / 4 of matrix i, rows 2 (lane % 4) and the next.
 DEVICE void loadMatricesTransposed(uint (&r)[4], const void* row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -102,7 +102,7 @@ DEVICE void copyAsync(void* shared, const void* global, bool exists)
                  "r"(exists ? 16 : 0) : "memory");
 }
 
-/// As `copyAsync`, for 4 or 8 bytes that exist.
+/// Like `copyAsync`, but for 4 or 8 bytes, which must exist.
 template <uint bytes> DEVICE void copySmallAsync(void* shared, const void* global)
 {
     asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(sharedAddress(shared)),

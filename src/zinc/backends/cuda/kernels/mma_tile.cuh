@@ -22,12 +22,12 @@ DEVICE float exp2Fast(float x)
 /// A tile of ROWS positions of CHUNKS chunks of float16 numbers, which THREADS_ threads stage.
 template <uint ROWS, uint CHUNKS, uint THREADS_> struct StagedTile
 {
-    static constexpr uint SIZE = TileRows<CHUNKS>::size(ROWS); // in chunks
-    static constexpr uint EACH = (ROWS * CHUNKS + THREADS_ - 1) / THREADS_; // chunks of a thread
+    static constexpr uint SIZE = TileRows<CHUNKS>::size(ROWS); // size in chunks
+    static constexpr uint EACH = (ROWS * CHUNKS + THREADS_ - 1) / THREADS_; // chunks per thread
 
     MEMBER static uint index(uint row, uint chunk) { return TileRows<CHUNKS>::index(row, chunk); }
 
-    /// Calls `act` with the number, row and chunk of each chunk of this thread.
+    /// Calls `act(number, row, chunk)` for each chunk of this thread.
     template <class Act> MEMBER static void each(Act act)
     {
         UNROLL for (uint i = 0; i < EACH; i++)

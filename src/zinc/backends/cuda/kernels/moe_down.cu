@@ -1,5 +1,5 @@
-// moe_down for few tokens (group.y). The runs of a token's slots form one long row, whose columns
-// are multiplied with the weights of one expert after another.
+// moe_down for few tokens (group.y). The runs of a token's slots form one long row, whose columns are
+// multiplied by the weights of one expert after another.
 
 #include "arguments.h"
 
@@ -60,7 +60,7 @@ KERNEL(moe_down, Arguments)
     uint end = top_k * units;
     for (uint begin = part * SUBGROUP + lane; begin < end; begin += DEEP * stride)
     {
-        // Past the end nothing is added, so that all loads are issued together.
+        // Units past the end contribute zeros, so that all loads are issued together, without branches.
         PendingWeights pending[DEEP][ROWS];
         UNROLL for (uint d = 0; d < DEEP; d++)
         {

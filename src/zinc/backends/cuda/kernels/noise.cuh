@@ -23,7 +23,7 @@ DEVICE uint2 philox(uint64_t seed, uint id, uint index, uint stream)
 DEVICE float exponential(uint word)
 {
     if (word >= 0x40000000u) return -log((float(~word) + 0.5f) * 0x1p-32f);
-    // 2 artanh(u / (2 - u)): near u = 0, 1 - u has too few bits.
+    // -log(1 - u) = 2 artanh(u / (2 - u)). Near u = 0, 1 - u would lose the low bits of u.
     float u = (float(word) + 0.5f) * 0x1p-32f, s = u / (2 - u), t = s * s;
     return 2 * s * (1 + t * (1 / 3.0f + t * (1 / 5.0f + t * (1 / 7.0f + t / 9))));
 }

@@ -2,11 +2,11 @@
 // workgroup keeps one group in registers, FOURS float4s per thread.
 //   GATED  1: multiply by silu(other); 2: multiply x by silu(other) first, and the weight has an
 //          element for each column of the row; 0: add the residual `other`
-//   CUT    instead subtract the mean and `eps` times the standard deviation; 0 where that is negative
+//   CUT    no norm: subtract the mean and `eps` times the standard deviation, and set negative results to 0
 //   LIKE   scale to the RMS of the row `other`; `eps` is the least mean square of x
-//   MEAN   layer norm: subtract the mean first; weight and the bias `other` have an element for each
-//          column of the row
-//   Q8     rows of y are 8-bit blocks (q8)
+//   MEAN   layer norm: subtract the mean first. The weight, and the bias in `other`, have an element
+//          for each column of the row
+//   Q8     rows of y are 8-bit blocks (q8.cuh)
 //   HALVES also store the rows, each one group, as float16 operands of tensor cores (half_rows.cuh)
 
 #ifndef LIKE

@@ -1,7 +1,7 @@
 // norm_route: the RMS norm of a token, its products with the router and with the gate of the shared
-// experts, and the selection of its experts. Each block normalises the row itself. A warp takes a
-// weight row, whose columns it loads before it waits for the token. The first block also stores the
-// normalised row as 8-bit blocks. The last block to finish selects the experts.
+// experts, and the selection of its experts. Each block normalises the row itself. Each warp multiplies
+// one weight row, and loads the columns of that row before it waits for the token. The first block also
+// stores the normalised row as 8-bit blocks. The last block to finish selects the experts.
 
 #include "arguments.h"
 
@@ -12,11 +12,11 @@ using Arguments = NormRouteArguments;
 #include "q8.cuh"
 #include "routing.cuh"
 
-#define WARPS WAVES // of a block
+#define WARPS WAVES // warps per block
 #define THREADS (WARPS * SUBGROUP)
-#include "norm_row.cuh" // takes THREADS
+#include "norm_row.cuh" // needs THREADS
 
-#define LANE_FOURS ((ROW_FOURS + SUBGROUP - 1) / SUBGROUP) // of a weight row
+#define LANE_FOURS ((ROW_FOURS + SUBGROUP - 1) / SUBGROUP) // float4s of a weight row per lane
 #define IN_FLIGHT (LANE_FOURS < 16 ? LANE_FOURS : 16)
 
 SHARED float4 normalisedRow[ROW_FOURS];

@@ -5,10 +5,10 @@
 #pragma once
 
 #include "floats.cuh"
-#include "reduce.cuh" // takes THREADS
+#include "reduce.cuh" // needs THREADS
 
 #define ROW_FOURS (COLS / 4)
-#define OWN_FOURS ((ROW_FOURS + THREADS - 1) / THREADS) // of a thread
+#define OWN_FOURS ((ROW_FOURS + THREADS - 1) / THREADS) // float4s per thread
 
 /// Loads the thread's weights of the norm, which no kernel of the step writes.
 DEVICE void loadNorm(ARGS, float4 (&weights)[OWN_FOURS], uint thread)
@@ -22,7 +22,7 @@ DEVICE void loadNorm(ARGS, float4 (&weights)[OWN_FOURS], uint thread)
     }
 }
 
-/// Replaces the thread's weights by its columns of the normalised row.
+/// Replaces the thread's weights with its columns of the normalised row.
 DEVICE void normaliseOwn(ARGS, float4 (&columns)[OWN_FOURS], uint thread)
 {
     float4 x[OWN_FOURS];

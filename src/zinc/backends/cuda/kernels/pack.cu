@@ -1,7 +1,7 @@
-// pack: turns blocks of weights, as they lie in a file, into the streams of zinc.gpu.packing. The
-// streams of a block are words of q, words of h and bytes of s; a thread makes one of them.
+// pack: repacks blocks of weights from the layout of a file into the streams of zinc.gpu.packing. The
+// streams of a block consist of words of q, words of h and bytes of s; each thread writes one of these.
 //   FORMAT       the weight's type, by its number in GGUF files
-//   BLOCK_BYTES  bytes of a block in the file; its field `qs` starts at byte AT_QS, and so on
+//   BLOCK_BYTES  bytes of a block in the file, whose field `qs` starts at byte AT_QS, and so on
 //   Q_WORDS, H_WORDS, S_BYTES  sizes of a block in each stream
 
 #include "arguments.h"
@@ -17,7 +17,7 @@ using Arguments = PackArguments;
 
 typedef const uint8_t* Block;
 
-/// Returns 32 bits from any address.
+/// Returns 32 bits from an address of any alignment.
 DEVICE uint wordAt(Block p) { return p[0] | p[1] << 8 | p[2] << 16 | uint(p[3]) << 24; }
 
 /// Returns word `i` of units of nibbles. Each 32 bytes hold two units, one in low and one in high
@@ -48,7 +48,7 @@ DEVICE uint oneBit(Block p, uint i)
     return r;
 }
 
-/// Returns the word of a unit of 32 bits that the file has in the order of elements.
+/// Returns the word of a unit of 32 bits, which the file stores in the order of the elements.
 DEVICE uint bitsInOrder(Block p)
 {
     uint bits = wordAt(p), r = 0;
@@ -75,8 +75,8 @@ DEVICE uint sixBitValue(Block block, uint j, uint minimum)
 #endif
 
 #if IS_SIX_BIT
-/// Returns byte `i` of d, dmin, and then of two rows of eight 6-bit numbers: the low nibbles of each
-/// row, and nibbles with the high bits of both.
+/// Returns byte `i` of the head of a block: d, dmin, then two rows of eight 6-bit numbers, as the low
+/// nibbles of each row and nibbles with the high bits of both rows.
 DEVICE uint sixBitHead(Block block, uint i)
 {
     if (i < 4)

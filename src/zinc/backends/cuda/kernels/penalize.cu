@@ -1,6 +1,6 @@
-// penalize: rewrites the logits of penalised tokens of a row (group.x), as zinc.ops.penalties does.
-// A thread rewrites the logit of a token. The row's input token may be known to the device only; if
-// it is to be counted and has no pair, it counts as a token that occurs once.
+// penalize: rewrites the logits of penalised tokens of a row (group.x), as zinc.ops.penalties does. A
+// thread rewrites the logit of one token. The row's input token may be known to the device only. If it
+// counts and has no pair of its own, it counts as a token that occurs once.
 
 #include "arguments.h"
 
@@ -12,7 +12,7 @@ constexpr uint NO_TOKEN = ~0u;
 
 SHARED uint has_pair; // whether the input token has one
 
-/// Returns the logit of a token that occurs `count` times. Nothing is fused: each operation rounds.
+/// Returns the logit of a token that occurs `count` times. No operations are fused, so each one rounds.
 DEVICE float penalized(float logit, uint count, const PenaltyParams& params)
 {
     const float scaled = logit <= 0 ? __fmul_rn(logit, params.repeat) : logit / params.repeat;

@@ -23,14 +23,14 @@
 #define DYNAMIC_SHARED(name, bytes) extern __shared__ __align__(128) uint8_t name[]
 #endif
 
-// Blocks of a kernel that an SM runs at once: their registers must fit.
+// MIN_BLOCKS: blocks that an SM must be able to run at once, which limits their registers.
 #ifdef MIN_BLOCKS
 #define LAUNCH_BOUNDS __launch_bounds__(THREADS, MIN_BLOCKS)
 #else
 #define LAUNCH_BOUNDS __launch_bounds__(THREADS)
 #endif
 
-// Blocks that form clusters (cluster.cuh).
+// CLUSTER: blocks that form a cluster (cluster.cuh).
 #ifdef CLUSTER
 #define CLUSTER_BOUNDS __cluster_dims__(CLUSTER, 1, 1)
 #else
@@ -42,13 +42,13 @@
 // another kernel of the step writes or reads. A kernel ends after the kernels that it waits for, so
 // waiting for one kernel also waits for all kernels before it.
 //
-// KERNEL defines a kernel of THREADS threads that waits first. Its body has the arguments `args`.
-// EARLY_KERNEL defines a kernel whose body calls waitForInputs itself, after it has loaded weights.
-// The prefix keeps a kernel's name apart from CUDA's own functions, such as norm.
+// KERNEL defines a kernel of THREADS threads that waits first. Its body can use `args`, the arguments.
+// EARLY_KERNEL defines a kernel whose body calls waitForInputs itself, after it has loaded weights. The
+// prefix keeps a kernel's name apart from CUDA's own functions, such as norm.
 #ifndef ZINC_EMULATED
 #define HAS_EARLY_START (__CUDA_ARCH__ >= 900)
 
-/// Lets the kernels that wait for this one start as soon as its last blocks run.
+/// Lets dependent kernels start as soon as the last blocks of this kernel are running.
 DEVICE void startDependents()
 {
 #if HAS_EARLY_START
@@ -279,7 +279,7 @@ struct half
 template <int ALIGNMENT, class T> DEVICE T loadAligned(const T* p) { return *p; }
 template <int ALIGNMENT, class T> DEVICE void storeAligned(T* p, const T& x) { *p = x; }
 
-/// Returns x of the lane whose index is this lane's index xor `mask`. All lanes of the warp call it.
+/// Returns x of the lane whose index is this lane's index XOR `mask`. All lanes of the warp call it.
 template <class T> DEVICE T shuffleXor(T x, uint mask)
 {
     return __shfl_xor_sync(0xffffffffu, x, int(mask));

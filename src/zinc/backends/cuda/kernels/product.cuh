@@ -1,5 +1,5 @@
 // Dot products of a unit of weights with the activations of the same columns.
-//   ROWS_Q8  activations are 8-bit blocks (q8) instead of float32
+//   ROWS_Q8  activations are 8-bit blocks (q8.cuh) instead of float32
 
 #pragma once
 
@@ -121,8 +121,8 @@ DEVICE PendingWeights prefetchWeights(Matrix w, uint unit) { return loadWeights(
 DEVICE Weights finishWeights(const PendingWeights& p, uint unit) { return p; }
 #endif
 
-/// Keeps the compiler from moving loads of weights after the products of earlier weights, which would
-/// save registers. Call it between the loads of weights and those of their activations.
+/// Keeps the compiler from moving loads of weights after the products of earlier weights, as it would
+/// to save registers. Call it between the loads of weights and the loads of their activations.
 DEVICE void issueWeights()
 {
 #ifndef ZINC_EMULATED

@@ -1,5 +1,5 @@
-// quantize: converts float32 rows to 8-bit blocks. A row that consists of several runs becomes one
-// row of blocks for each.
+// quantize: converts float32 rows to 8-bit blocks. Each run of a row becomes a row of blocks of its
+// own.
 
 #include "arguments.h"
 

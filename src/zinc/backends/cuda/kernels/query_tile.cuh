@@ -1,10 +1,10 @@
 // The part of attention that the kernels for many queries share. A workgroup takes a KV head and a
 // tile of BQ rows of one sequence. A row is one query head of one token; the heads of a token that
 // share the KV head are neighbouring rows. The kernel defines Arguments.
-//   ALIBI    scores fall with the distance of query and key, by a slope of each head
+//   ALIBI    scores are lowered by the distance of query and key times a slope of the head
 //   CHUNKED  a token sees the keys at and after the last multiple of the window
-//   SELECTED a token sees the positions in its row of `selected` only. A tile has rows of one token,
-//            and its keys are indices in that row instead of positions.
+//   SELECTED a token sees only the positions in its row of `selected`. A tile has rows of one token,
+//            and its keys are indices into that row instead of positions.
 
 #ifndef ALIBI
 #define ALIBI 0
@@ -29,8 +29,8 @@ struct QueryTile
 {
     uint kv_head, rep; // rep: query heads of a KV head
     uint start; // first token of the sequence in this step
-    uint row0, rows; // of the tile, among the rows of the sequence
-    uint position0; // of the first token; positions are consecutive
+    uint row0, rows; // first row of the tile among those of the sequence; number of rows
+    uint position0; // position of the first token; positions are consecutive
     uint first, last; // range of the positions that at least one row sees
     uint end; // last position of the sequence
     int* blocks;
@@ -71,7 +71,7 @@ struct QueryTile
         return args.window == 0 ? end : min(end, position + (args.window - 1));
     }
 
-    /// The score of row r for a key, as a power of two. `dot` is their product.
+    /// The score of row r for a key, as an exponent of 2. `dot` is their dot product.
     MEMBER float scored(ARGS, float dot, uint r, uint key)
     {
         float score = scaledScore(dot, args.softcap);
@@ -124,7 +124,7 @@ struct QueryTile
         return scale / running.sum;
     }
 
-    /// Stores four columns of row r. With Q8 the eight lanes of a block call it together.
+    /// Stores four columns of row r. With Q8, the eight lanes of a block call it together.
     MEMBER void store(ARGS, uint r, uint col, float4 v)
     {
         if (r >= rows) return;

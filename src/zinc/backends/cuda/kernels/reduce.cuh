@@ -28,7 +28,7 @@ DEVICE float2 sumAndMaxOfGroup(float x, float y, uint thread)
 {
     float top = warpMax(y);
 #if WAVES_IN_GROUP > 1
-    if (thread % SUBGROUP == 0) waveMaxima[thread / SUBGROUP] = top; // before the sum's barrier
+    if (thread % SUBGROUP == 0) waveMaxima[thread / SUBGROUP] = top; // visible after the barrier of the sum
     const float sum = sumOfGroup(x, thread);
     UNROLL for (uint i = 0; i < WAVES_IN_GROUP; i++) top = max(top, waveMaxima[i]);
     return float2(sum, top);

@@ -1,5 +1,5 @@
-// Normalises and rotates heads, and stores them: each head (group.x: first of q, then of k, then of
-// v) of each token (group.y) goes to rows of q or into the KV cache.
+// rope_store: normalises and rotates each head (group.x: those of q, then of k, then of v) of each
+// token (group.y). Heads of q are stored in rows, those of k and v in the KV cache.
 
 #include "arguments.h"
 

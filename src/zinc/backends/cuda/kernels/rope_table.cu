@@ -1,6 +1,6 @@
-// rope_table: cosines, then sines of position * frequency, times a scale. One angle a thread. The
-// scale may grow with the logarithm of the position, or of the position plus OFFSET. Angles grow
-// with the context, so they are kept as a sum of two floats and reduced in three steps (Cody and
+// rope_table: cosines, then sines of position * frequency, times a scale. Each thread computes one
+// angle. The scale may grow with the logarithm of the position, or of the position plus OFFSET. Angles
+// grow with the context, so they are kept as a sum of two floats and reduced in three steps (Cody and
 // Waite). The device's own sine is exact to 2^-11 only.
 
 #ifndef OFFSET

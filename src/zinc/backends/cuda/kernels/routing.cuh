@@ -1,5 +1,5 @@
-// The choice of the experts of a token from its router logits, by one warp. It keeps the experts in
-// registers, every SUBGROUP-th in a lane, and takes the best expert TOP_K times.
+// The choice of the experts of a token from its router logits, by one warp. Each lane keeps the keys of
+// every SUBGROUP-th expert in registers. The best expert is selected TOP_K times.
 
 #pragma once
 
@@ -159,7 +159,7 @@ DEVICE void chooseExperts(const float* logits, const float* bias, float scale, f
     }
 }
 
-/// The number of the token's slots whose expert is below `expert`.
+/// Returns the number of the token's slots whose expert is below `expert`.
 DEVICE uint chosenBelow(uint expert)
 {
     uint n = 0;

@@ -5,8 +5,8 @@
 
 #include "step.cuh"
 
-/// A block of rows: its slot, its sequence, its first row, its rows, and the first and the last row of
-/// the sequence in this step.
+/// A block of rows: its slot, sequence, first row and number of rows, and the range of rows of the
+/// sequence in this step.
 struct RowBlock
 {
     uint slot, sequence, start, rows, first, end;

@@ -19,7 +19,7 @@ DEVICE uint threadIndex()
 #endif
 }
 
-/// Two rows of a tile, of which a lane has columns 2c and 2c + 1 of each eight.
+/// Two rows of a tile. A lane holds columns 2c and 2c + 1 of every eight columns.
 struct RowPair
 {
     float maximum[2], total[2]; // totals are over the columns of this lane
@@ -27,7 +27,7 @@ struct RowPair
 #if ALIBI
     float slope[2];
 #endif
-    uint row; // the other one is 8 rows later
+    uint row; // first of the two rows; the second is 8 rows later
 
     MEMBER void load(ARGS, QueryTile& t, uint first)
     {
@@ -43,7 +43,7 @@ struct RowPair
         }
     }
 
-    /// Returns the factor of queries. Without softcap it makes scores exponents of 2, for exp2.
+    /// Returns the factor of queries. Without softcap, it turns scores into exponents of 2, for exp2.
     MEMBER static float queryScale(ARGS) { return SOFTCAP ? args.scale : args.scale * LOG2_E; }
 
     /// Loads the operands of 16 rows of queries, starting at dimension `col`.
@@ -71,8 +71,9 @@ struct RowPair
 #endif
     }
 
-    /// Turns scores of the keys starting at position `first` into weights of values. Sums so far must be
-    /// multiplied by `corrections`. Returns whether one of them is not 1.
+    /// Applies the online softmax: turns scores of the keys starting at position `first` into weights
+    /// of the values. The caller must multiply earlier sums by `corrections`. Returns whether any of
+    /// these factors is not 1.
     template <uint N>
     MEMBER bool weigh(ARGS, QueryTile& t, uint first, float (&scores)[N][4], float (&corrections)[2])
     {
@@ -126,7 +127,7 @@ struct RowPair
         return corrections[0] != 1.0f || corrections[1] != 1.0f;
     }
 
-    /// Makes totals those of all columns.
+    /// Adds up the totals of the lanes that share the rows.
     MEMBER void sumTotals()
     {
         UNROLL for (uint h = 0; h < 2; h++)
@@ -153,8 +154,8 @@ DEVICE void storeTotals(ARGS, QueryTile& t, uint r, OnlineSoftmax all)
 }
 #endif
 
-/// Stores columns `first` to `first` + 8 N of the output of row r, or of its sums if keys are split.
-/// A lane passes its two columns of each eight.
+/// Stores columns `first` to `first` + 8 N - 1 of the output of row r, or of its sums if keys are
+/// split. A lane passes its two columns of every eight.
 template <uint N>
 DEVICE void storeColumns(ARGS, QueryTile& t, uint r, uint first, const float (&pairs)[N][2])
 {

@@ -1,10 +1,11 @@
-// sample: samples a token from a row of logits (group.y). Each workgroup finds the k best of CHUNK
-// logits, until one workgroup has those of all. That one (LAST) chooses as zinc.ops.sampling does. A
-// candidate is a key that orders by logit, then by lower id. If its upper half is 0, it is none.
+// sample: samples a token from a row of logits (group.y). In each launch, a workgroup finds the k best
+// of CHUNK candidates, until one workgroup has all that are left. That workgroup (LAST) samples as
+// zinc.ops.sampling does. A candidate is a 64-bit key that orders by logit, then by lower id. A key
+// whose upper half is 0 is no candidate.
 //
 // Each thread finds the largest of its candidates. The k-th largest of these is a lower bound of the
-// k-th largest candidate, and only k threads have candidates that reach it. Nothing is sorted: a
-// thread that counts the keys above its own has the rank of its key.
+// k-th largest candidate, and only k threads have candidates that reach it. Nothing is sorted: a thread
+// counts the keys that are larger than its key, which gives the rank of its key.
 //
 // Chunks store candidates by rank, so that the threads of the next launch share the best of them:
 //
@@ -17,7 +18,7 @@ using Arguments = SampleArguments;
 #include "noise.cuh"
 #include "step.cuh"
 
-#define EACH (CHUNK / THREADS) // candidates of a thread
+#define EACH (CHUNK / THREADS) // candidates per thread
 
 #if FIRST
 typedef float Stored; // a logit
@@ -82,8 +83,8 @@ DEVICE uint rankOf(uint64_t key, uint n)
     return rank;
 }
 
-/// Moves the candidates that reach `bound` to the first `n_found` keys, in any order. Those are the
-/// largest `k` of all threads' candidates, and few others. best: the thread's largest.
+/// Moves the candidates that reach `bound` to the first `n_found` keys, in any order. These include the
+/// `k` largest candidates of all threads, and few others. best: the thread's largest candidate.
 DEVICE void findBest(const uint64_t (&own)[EACH], uint64_t best, uint k, uint thread)
 {
     keys[thread] = best;
@@ -137,7 +138,7 @@ DEVICE uint sampledRank(const SampleParams& params, uint n, uint lane)
 KERNEL(sample, Arguments)
 {
     const uint chunk = blockIdx.x, row = blockIdx.y, thread = threadIdx.x;
-    const volatile StepHeader* step = args.step; // volatile keeps both loads in front of the test
+    const volatile StepHeader* step = args.step; // volatile keeps both loads before the test
     const SampleParams* row_params = step->sample_params + row;
     if (row >= step->outputs) return;
     const SampleParams params = *row_params;
@@ -146,7 +147,7 @@ KERNEL(sample, Arguments)
     Stored stored[EACH];
     UNROLL for (uint e = 0; e < EACH; e++)
         stored[e] = first + e * THREADS < args.n ? from[e * THREADS] : 0;
-    __syncthreads(); // else the compiler waits for some loads before it issues others
+    __syncthreads(); // without it, the compiler waits for some loads before it issues others
     if (params.k <= 0) return;
 #if FIRST
     for (uint b = 0; b < params.n_banned; b++)

@@ -1,7 +1,7 @@
-// select_keys: the positions of the top_k largest scores of a token (group.x), in ascending order. Of
-// equal scores the first position wins. A radix select finds the bits of the smallest selected score,
-// some bits in each pass over the scores. Then each warp counts the selected positions of a part of
-// the scores, and stores them after those of the warps before it.
+// select_keys: the positions of the top_k largest scores of a token (group.x), in ascending order. If
+// scores are equal, the first position wins. A radix select finds the bits of the smallest selected
+// score, some bits in each pass over the scores. Then each warp counts the selected positions of a part
+// of the scores, and stores them after those of the warps before it.
 
 #include "arguments.h"
 
@@ -11,7 +11,7 @@ using Arguments = SelectKeysArguments;
 #include "floats.cuh"
 
 #define WARPS (THREADS / SUBGROUP)
-#define BINS 2048 // values of the bits of a pass
+#define BINS 2048 // values that the bits of one pass can have
 #define BINS_EACH (BINS / THREADS)
 #define STRIDE (4 * SUBGROUP) // scores that a warp loads at once
 
@@ -125,7 +125,7 @@ KERNEL(select_keys, Arguments)
         const uint at = from + 4 * lane;
         float4 x = 0;
         if (at < end) x = loadAligned<16>((float4*)(scores + at));
-        uint bits[4], counts = 0; // larger ones in the lower half, equal ones in the upper half
+        uint bits[4], counts = 0; // lower half: larger scores, upper half: equal scores
         UNROLL for (uint i = 0; i < 4; i++)
         {
             bits[i] = at + i < end ? orderedBits(x[i]) : 0;

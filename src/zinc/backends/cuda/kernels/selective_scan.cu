@@ -1,6 +1,6 @@
 // The selective scan of Mamba, token by token (zinc.ops.selective_scan). COLS columns (group.x) of one
 // sequence (group.y) have states of SIZE numbers, which stay in registers. SHARE lanes share a column:
-// each has every SHARE-th number. ROWS tokens at a time are staged in shared memory, while the next
+// each holds every SHARE-th number. ROWS tokens at a time are staged in shared memory, while the next
 // tokens are prefetched. The state is S [SIZE, cols].
 //   ROLLBACK  if not 0, the state is a ring of 1 + ROLLBACK states by their position, so that a
 //             sequence can be rolled back by that many rows
@@ -16,9 +16,9 @@ using Arguments = SelectiveScanArguments;
 #define RING (1 + ROLLBACK)
 #define ROWS 16
 #define COLS (THREADS / SHARE)
-#define EACH (SIZE / SHARE) // numbers of a state for a lane
-#define COLS_EACH (ROWS * COLS / THREADS) // numbers of x and dt for a thread
-#define SIZES_EACH ((ROWS * SIZE + THREADS - 1) / THREADS) // numbers of B and C for a thread
+#define EACH (SIZE / SHARE) // numbers of a state per lane
+#define COLS_EACH (ROWS * COLS / THREADS) // numbers of x and dt per thread
+#define SIZES_EACH ((ROWS * SIZE + THREADS - 1) / THREADS) // numbers of B and C per thread
 
 SHARED float rows_x[ROWS][COLS];
 SHARED float paces[ROWS][COLS];
@@ -36,7 +36,7 @@ DEVICE float loadFloat(uint8_t* base, uint row, uint stride, uint col)
     return ((float*)rowAt(base, row, stride))[col];
 }
 
-/// Loads the rows starting at `first`. Past the last one, it is loaded again.
+/// Loads the rows starting at `first`. Past the end, the last row is loaded again.
 DEVICE LoadedRows loadRows(ARGS, uint first, uint end, uint thread)
 {
     LoadedRows rows;
@@ -86,7 +86,7 @@ KERNEL(selective_scan, Arguments)
     float bias = args.dt_bias[min(group.x * COLS + thread % COLS, args.cols - 1)];
     uint share = thread % SHARE, c = thread / SHARE, col = group.x * COLS + c;
     bool inside = col < args.cols;
-    uint source = min(col, args.cols - 1); // past the last column nothing is stored
+    uint source = min(col, args.cols - 1); // threads past the last column store nothing
 
     float* slot = args.state + uint64_t(args.step->state_slot[sequence]) * args.slot_floats;
     uint position = positionOf(args.step, begin);

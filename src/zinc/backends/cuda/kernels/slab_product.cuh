@@ -1,5 +1,5 @@
-// The product of a slab of weights with a slab of x, whose rows lie in shared memory as half_rows.cuh
-// describes.
+// The product of a slab of weights and a slab of x, whose rows lie in shared memory in the layout of
+// half_rows.cuh.
 
 #pragma once
 
@@ -10,7 +10,8 @@
 template <uint TILES>
 DEVICE void multiplyFirst(const WeightSlab& weights, const uint8_t* x, uint lane, Sums& sums)
 {
-    // Of four matrices, two are the chunks of a step in one group of rows, two in the next.
+    // Of the four matrices that are loaded at once, two are the chunks of a step in one group of rows,
+    // and two in the next group.
     const uint8_t* at = x + lane / 16 * GROUP_BYTES + lane / 8 % 2 * 128 + lane % 8 * 16;
     UNROLL for (uint step = 0; step < STEPS; step++)
     {

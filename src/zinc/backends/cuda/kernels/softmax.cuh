@@ -1,11 +1,11 @@
-// Online softmax: scores arrive in parts, as powers of two.
+// Online softmax over scores that arrive in parts. Scores are exponents of 2.
 
 #pragma once
 
 #include "prelude.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
-// Score of a masked key. It is finite, so that differences of scores are numbers.
+// Score of a masked key. It is finite, so that differences of scores are never NaN.
 constexpr float MASKED = -1e30f;
 
 /// Largest score so far, and the sum of 2^(score - maximum) over all scores so far.
@@ -16,7 +16,7 @@ struct OnlineSoftmax
 
 DEVICE OnlineSoftmax emptySoftmax() { return { MASKED, 0.0f }; }
 
-/// Merges `b` into `a`. Weighted sums of a must be multiplied by x of the result, those of b by y.
+/// Merges `b` into `a`. Returns the factors of the weighted sums: x for those of a, y for those of b.
 DEVICE float2 mergeInto(OnlineSoftmax& a, OnlineSoftmax b)
 {
     float maximum = max(a.maximum, b.maximum);
@@ -26,7 +26,7 @@ DEVICE float2 mergeInto(OnlineSoftmax& a, OnlineSoftmax b)
     return correction;
 }
 
-/// Applies the softcap, if there is one, and converts a score to a power of two.
+/// Applies the softcap, if there is one, and converts a score to an exponent of 2.
 DEVICE float scaledScore(float score, float cap)
 {
 #if SOFTCAP
@@ -35,7 +35,7 @@ DEVICE float scaledScore(float score, float cap)
     return score * LOG2_E;
 }
 
-/// Stores four columns of an output row. With Q8 the eight lanes of a block call it together.
+/// Stores four columns of an output row. With Q8, the eight lanes of a block call it together.
 DEVICE void storeOutput(uint8_t* row, uint cols, uint col, float4 v)
 {
 #if Q8

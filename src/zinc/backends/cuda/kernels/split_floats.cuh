@@ -43,8 +43,8 @@ struct SplitTile
         low[i] = pair.low;
     }
 
-    /// Converts the sums of two products to an operand of 16 columns: the left eight, then the
-    /// right.
+    /// Converts the sums of two products to an operand of 16 columns: those of `left`, then those of
+    /// `right`.
     MEMBER void take(const float (&left)[4], const float (&right)[4])
     {
         UNROLL for (uint i = 0; i < 2; i++)

@@ -3,20 +3,20 @@
 
 #include "slab_product.cuh"
 
-#define SLAB_BYTES (BATCH * SLAB_ROW_BYTES) // of the tile's rows
+#define SLAB_BYTES (BATCH * SLAB_ROW_BYTES) // bytes of the tile's rows in a slab
 DYNAMIC_SHARED(stages, STAGES * KSPLIT * SLAB_BYTES);
 SHARED float inverses[BATCH];
 
 DEVICE float inverseOf(uint i) { return inverses[i]; }
 
-/// Loads the inverses of the factors of the tile's rows.
+/// Loads 1 / the factors of the tile's rows (half_rows.cuh).
 DEVICE void loadInverses(const TileArguments& args, const TileOrigin& origin, uint thread)
 {
     for (uint i = thread; i < BATCH; i += THREADS)
         inverses[i] = args.inverses[min(origin.at + i, origin.end - 1)];
 }
 
-/// Starts the copies of KSPLIT slabs, those of a round, to a stage.
+/// Starts the copies of the KSPLIT slabs of a round to a stage.
 DEVICE void copySlabs(
     const TileArguments& args, const TileOrigin& origin, uint stage, uint round, uint thread)
 {

@@ -1,12 +1,13 @@
-// Several sums over the lanes of a subgroup at once. In each step a lane gives half of its values
-// to its partner and keeps the other half: 4 sums over 32 lanes take 6 shuffles instead of 20.
+// Reduction of several sums over the lanes of a subgroup at once. In each step, a lane sends half of
+// its values to its partner and keeps the other half: 4 sums over 32 lanes take 6 shuffles instead of
+// 20.
 
 #pragma once
 
 #include "step.cuh"
 
-/// The result of reduceSums in a lane: COUNT of N sums, from sum `first` on. Several lanes may have
-/// the same sums; one of them is the owner.
+/// The result of reduceSums in a lane: COUNT of N sums, from sum `first` on. Several lanes may hold the
+/// same sums; one of them is the owner.
 template <int N, int LANES = SUBGROUP>
 struct ReducedSums
 {

@@ -13,7 +13,8 @@
 SHARED float partial[MATRICES][KSPLIT][TILE * BATCH];
 
 /// Adds the products of unit `u` of the lane's rows. Activations of all rows of x stay in registers
-/// while weights are read. If they do not fit (32 floats per row), weights stay and activations are read.
+/// while weights are read. If they do not fit (32 floats per row), weights stay in registers while
+/// activations are read.
 void addUnit(
     Matrix w, Matrix up, uint at[ROWS], uint u, uint cols, uint8_t* x[BATCH],
     float (&sums)[SUMS])
@@ -46,9 +47,8 @@ void addUnit(
 #endif
 }
 
-/// Multiplies TILE rows of w, starting at row `first`, with BATCH rows of x, and leaves the sums of
-/// each split in `partial`. The `rows` rows of w start at `unit`; past the last row it is
-/// repeated.
+/// Multiplies TILE rows of w, starting at row `first`, by BATCH rows of x, and stores the sums of each
+/// split in `partial`. The `rows` rows of w start at `unit`; past the end, the last row is repeated.
 DEVICE void accumulate(
     Matrix w, Matrix up, uint unit, uint first, uint rows, uint cols, uint8_t* x[BATCH],
     uint thread)

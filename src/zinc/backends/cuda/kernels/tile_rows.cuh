@@ -11,10 +11,10 @@ template <uint CHUNKS> struct TileRows
 {
     static constexpr uint PITCH = CHUNKS % 8 == 0 ? CHUNKS : CHUNKS | 1;
 
-    /// Chunks of a tile of `rows` rows.
+    /// Returns the chunks of a tile of `rows` rows.
     MEMBER static constexpr uint size(uint rows) { return rows * PITCH; }
 
-    /// Where a chunk of a row lies.
+    /// Returns the index of a chunk of a row in the tile.
     MEMBER static uint index(uint row, uint chunk)
     {
         return row * PITCH + (CHUNKS % 8 == 0 ? chunk ^ row % 8 : chunk);

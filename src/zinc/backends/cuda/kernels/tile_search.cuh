@@ -4,9 +4,9 @@
 
 #include "step.cuh"
 
-/// Tile `index` of a step: its sequence, the first token of the sequence in the step and their
-/// number, and the index of the tile among those of the sequence. It has no tokens if the step has
-/// fewer tiles.
+/// A tile of a step: its sequence, the first token and the number of tokens of that sequence in the
+/// step, and the index of the tile among those of the sequence. It has no tokens if the step has fewer
+/// tiles.
 struct SequenceTile
 {
     uint sequence, start, tokens, index;

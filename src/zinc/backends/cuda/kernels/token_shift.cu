@@ -1,6 +1,6 @@
-// The token shift of RWKV: y = x + weight * (the row before it - x), for RUNS runs of columns that are as
-// wide as x. COLS columns (group.x) go through the rows of one sequence (group.y), SIDE rows at a time.
-// The state holds the last row of x.
+// The token shift of RWKV: y = x + weight * (the row before it - x), for RUNS runs of columns that are
+// as wide as x. A workgroup iterates over COLS columns (group.x) of one sequence (group.y), SIDE rows
+// at a time. The state holds the last row of x.
 //   ROLLBACK  if not 0, the state is a ring of 1 + ROLLBACK rows by their position, so that a
 //             sequence can be rolled back by that many rows
 
@@ -25,7 +25,7 @@ KERNEL(token_shift, Arguments)
     if (begin == end) return;
     uint side = thread / COLS, col = group.x * COLS + thread % COLS;
     bool inside = col < args.cols;
-    uint source = min(col, args.cols - 1); // past the last column nothing is stored
+    uint source = min(col, args.cols - 1); // threads past the last column store nothing
 
     float* slot = args.state + uint64_t(args.step->state_slot[sequence]) * args.slot_floats;
     uint position = positionOf(args.step, begin);

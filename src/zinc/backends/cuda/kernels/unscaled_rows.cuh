@@ -1,8 +1,8 @@
-// Rows for products of an RMS norm, stored before the scale of the norm is known: 8-bit blocks of
-// y w, where w are the weights of the norm, and behind them the sum of squares of y in each block. A
-// product of these rows is multiplied by rsqrt(mean(y^2) + eps).
+// Rows for products of an RMS norm, stored before the scale of the norm is known: 8-bit blocks of y w,
+// where w are the weights of the norm, followed by the sum of squares of y in each block. A product of
+// these rows is multiplied by rsqrt(mean(y^2) + eps).
 //   COLS   columns of a row, a multiple of 32
-//   WARPS  of a block of a kernel that reads such rows
+//   WARPS  warps per block of a kernel that reads such rows
 //   BATCH  rows of x of such a kernel
 
 #pragma once

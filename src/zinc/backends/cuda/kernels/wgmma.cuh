@@ -113,13 +113,14 @@ template <uint registers> DEVICE void releaseRegisters()
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-/// Raises the registers of each thread of this warp group to `registers`, once others released them.
+/// Raises the registers of each thread of this warp group to `registers`. Waits until other warp groups
+/// have released enough.
 template <uint registers> DEVICE void claimRegisters()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-/// As `__syncthreads`, for the first `threads` threads of the block.
+/// Synchronises the first `threads` threads of the block, as `__syncthreads` does for all threads.
 template <uint threads> DEVICE void syncThreads()
 {
     asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory");
@@ -149,7 +150,7 @@ struct MatrixPlace
 
 DEVICE MatrixPlace placeOfMatrix(const uint8_t* b)
 {
-    const uint address = sharedAddress(b) & 0x3ffffu; // without the number of the block in a cluster
+    const uint address = sharedAddress(b) & 0x3ffffu; // without the rank of the block in its cluster
     return { address >> 4 | (MATRIX_BYTES >> 4) << 16 };
 }
 

@@ -28,8 +28,8 @@ DEVICE uint selectBits(uint mask, uint a, uint b)
 }
 
 #define SCALE_FACTOR 256.0f // 2^k
-#define GROUP_BYTES 3072    // of a warp's group in shared memory
-#define BYTE_FACTOR 4.0f    // of weights as signed bytes
+#define GROUP_BYTES 3072    // bytes of a warp's group in shared memory
+#define BYTE_FACTOR 4.0f    // factor of weights as signed bytes
 
 /// The scales of a row's units c and c + 4: one for each half of a unit. Stored values are 32 too
 /// large, which `offset` corrects.
@@ -154,7 +154,7 @@ struct StoredGroup
 
 #define SCALE_FACTOR 1024.0f // 2^k
 #define GROUP_BYTES (FORMAT == Q5_K ? 2816 : 2304) // of a warp's group in shared memory
-#define BYTE_FACTOR 1.0f // of weights as signed bytes
+#define BYTE_FACTOR 1.0f // factor of weights as signed bytes
 
 /// The scales and minimums of a row's units c and c + 4.
 struct BlockScales
@@ -305,7 +305,7 @@ struct GroupWeights
     BlockScales scales[2];
     float2 factors[2];
 #if FOLD_MINIMUMS
-    float inverses[2]; // of factors.x
+    float inverses[2]; // 1 / factors.x
 #endif
 
     MEMBER GroupWeights(const StoredGroup& w, uint c)

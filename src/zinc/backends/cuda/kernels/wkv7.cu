@@ -1,7 +1,7 @@
-// The recurrence of RWKV-7, token by token (zinc.ops.wkv). COLS columns of the state of a head (group.x) of
-// one sequence (group.y) stay in registers. SHARE lanes share a column: each has every SHARE-th number.
-// ROWS tokens at a time are staged in shared memory, each by SHARE lanes, while the next tokens are
-// prefetched. The state is S [cols, DIM].
+// The recurrence of RWKV-7, token by token (zinc.ops.wkv). COLS columns of the state of a head
+// (group.x) of one sequence (group.y) stay in registers. SHARE lanes share a column: each holds every
+// SHARE-th number. ROWS tokens at a time are staged in shared memory, each by SHARE lanes, while the
+// next tokens are prefetched. The state is S [cols, DIM].
 //   MIX       values are mixed with those of the first layer
 //   ROLLBACK  if not 0, the state is a ring of 1 + ROLLBACK states by their position, so that a
 //             sequence can be rolled back by that many rows
@@ -17,8 +17,8 @@ using Arguments = Wkv7Arguments;
 #define ROWS (THREADS / SHARE)
 #define COLS ROWS
 #define BLOCKS (DIM / COLS) // workgroups of a head
-#define EACH (DIM / SHARE) // numbers of a column for a lane
-#define COLS_EACH (COLS / SHARE) // values of a token for a lane
+#define EACH (DIM / SHARE) // numbers of a column per lane
+#define COLS_EACH (COLS / SHARE) // values of a token per lane
 // Constants of zinc.ops.wkv.
 #define LOG_DECAY -0.606531f
 #define LEAST_LENGTH 1e-12f

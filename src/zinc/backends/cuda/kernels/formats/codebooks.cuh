@@ -40,7 +40,7 @@ DEVICE uint fourBytes(uint x, uint width)
         | (x << 3 * shift & mask << 24);
 }
 
-/// Negates the bytes, which are above zero, whose bits among the four low bits of `signs` are set.
+/// Negates byte i of `bytes` if bit i of `signs` is set, for i in 0 to 3. The bytes are positive.
 DEVICE uint withSigns(uint bytes, uint signs)
 {
     uint minus = (signs & 15) * 0x00204081u & 0x01010101u;
@@ -92,7 +92,7 @@ DEVICE void decodePoints(Matrix w, uint unit, uint extra, Unit& r)
         int group = i / 2;
         uint number = low >> 8 * group & 0xffu, nibble = extra >> 4 * group;
         uint rank = fourBytes(point(number | (nibble & 7) << 8) >> 8 * (i % 2), 2);
-        // In eighths: 8 (rank - 1) + 1 or - 1.
+        // Elements are multiples of 1/8: rank - 1, shifted by +1/8 or -1/8.
         r.q[i] = 8 * rank + ((nibble & 8) != 0 ? 0x77777777u : 0x79797979u) ^ 0x80808080u;
     }
 }

@@ -70,7 +70,7 @@ DEVICE float element(Unit unit, uint i)
     return unit.d[half] * float(q) - unit.m[half];
 }
 
-DEVICE Unit decode(Matrix w, uint unit);  // of the format
+DEVICE Unit decode(Matrix w, uint unit);  // defined by the format
 
 DEVICE void decode(Matrix w, uint unit, float (&v)[UNIT])
 {
