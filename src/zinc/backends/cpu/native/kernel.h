@@ -1,8 +1,8 @@
 // The interface between a program (program.h) and the kernels (kernels/*.cpp).
 //
-// A program is a list of launches. A launch names one kernel and its operands. For each batch the kernel
-// returns into how many independent chunks the launch is divided, and runs one chunk a call. Threads of the
-// pool claim chunks in any order, so two chunks must never write the same memory. The order of the float
+// A program is a list of launches. A launch names one kernel and its operands. For each batch, the kernel
+// divides the launch into independent chunks, and each call of `run` processes one chunk. Threads of the pool
+// claim chunks in any order, so two chunks must never write the same memory. The order of the float
 // operations behind one output value may depend on its row only: never on the number of tokens in the batch,
 // the chunk or the number of threads (batch invariance).
 #pragma once

@@ -1,4 +1,4 @@
-// Calls to the operating system: pages of memory, and facts about the processor that only it can tell.
+// Calls to the operating system: pages of memory, and features of the processor that only the system knows.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ std::byte* map_pages(size_t size);
 // Free a whole mapping of map_pages; `size` is the size it was mapped with.
 void unmap_pages(std::byte* data, size_t size) noexcept;
 
-// Size of the first-level data cache of a core, 0 if the system does not tell.
+// Size of the L1 data cache of a core, 0 if the system does not report it.
 size_t l1_data_cache_bytes();
 
 // Instruction sets of an x86-64 processor whose registers the system saves. zig's runtime has no

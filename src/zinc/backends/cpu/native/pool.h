@@ -3,7 +3,8 @@
 // Every thread visits every launch in order. It claims chunks of the launch until none is left and continues
 // when all chunks are done. A thread waits only for chunks in flight, never for another thread, so a thread
 // that was preempted between chunks delays nobody. The upper half of a counter is the epoch (step number): a
-// late thread that wakes up in the next step cannot claim a chunk of it by mistake. Epochs wrap around.
+// late thread that wakes up in the next step cannot claim a chunk of that step by mistake. Epochs wrap
+// around.
 //
 // The chunks of a launch are divided into one lane for each thread; adjacent chunks are in the same lane. A
 // thread first takes the chunks of its own lane, then those left in other lanes. So it reads one contiguous

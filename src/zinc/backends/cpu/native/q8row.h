@@ -2,7 +2,7 @@
 //
 // clang-format off
 //   f32      float [cols]
-//   bf16     uint16 [cols], zero to an even number
+//   bf16     uint16 [cols], padded with a zero to an even number
 //   q8_32    int8 [cols] | float d [nb] | float s [nb] | int16 sum16 [2 nb]          nb = cols / 32
 //   q8_256   int8 [cols] | float d [nb] | int16 sum32 [8 nb] | int16 sum16 [16 nb]   nb = ceil(cols / 256)
 //   q15_32   int16 [32 nb] | float d [nb]                                            nb = ceil(cols / 32)

@@ -28,11 +28,11 @@ constexpr int vectors_for(int rows, int most) {
 
 // ---- sources of keys and values
 //
-// A tile of the cache has a pointer to the tile that is read next (`ahead`) and prefetches it line by line
-// while it is read: the hardware prefetcher restarts at every page, and a tile is about one page. Prefetches
-// go to the L2 cache, because a block of keys and a block of values fill L1. With integers, the tiles of
-// values prefetch both keys and values of the next block: the arithmetic on values takes most of the time,
-// while keys are processed much faster than memory delivers them.
+// A tile of the cache has a pointer to the tile that is read next (`ahead`). It prefetches that tile line by
+// line while its own data is read: the hardware prefetcher restarts at every page, and a tile is about a
+// page. Prefetches go to the L2 cache, because a block of keys and a block of values fill L1. With integers,
+// the tiles of values prefetch both keys and values of the next block: the arithmetic on values takes most of
+// the time, while keys are processed much faster than memory delivers them.
 
 inline constexpr int kLine = 64;  // bytes
 inline void prefetch(const std::byte* p) { __builtin_prefetch(p, 0, 2); }
@@ -126,8 +126,8 @@ struct NibbleTile {
     }
 };
 
-// Keys as unsigned integers, kOffset above their values. four(group, i) and words(group, i) are dimensions 4
-// i to 4 i + 3 of a group of 32, one byte each.
+// Keys as unsigned integers, biased by kOffset. four(group, i) and words(group, i) are dimensions 4 i to 4 i
+// + 3 of a group of 32, one byte each.
 struct ByteKeyTile {
     static constexpr int kOffset = 128;
     static constexpr KvType kType = KvType::q8_0;
@@ -261,8 +261,8 @@ inline void dot_byte_keys(const ByteQuery& q, int dim, const Keys* keys, float* 
 
 // ---- softmax
 
-// The running maximum and sum of one row; the sum is kept for each lane. Logits are in units of log 2, so
-// that exp2 needs no multiplication.
+// The running maximum and sum of one row; the sum is kept for each lane. Logits are exponents of 2, so that
+// exp2 needs no multiplication.
 struct RowState {
     float max;
     float pad[15];
@@ -371,8 +371,8 @@ inline void fold(RowState& total, float* total_acc, const RowState& part, const 
         fma(F32x16::load(part_acc + i), b, F32x16::load(total_acc + i) * a).store(total_acc + i);
 }
 
-// Divides `acc` by the sum. A sink, a logit without a value in units of log 2, is added to the sum if there
-// is one.
+// Divides `acc` by the sum. A sink is a logit (an exponent of 2) without a value; if there is one, its
+// exponential is added to the sum first.
 inline void finish(const RowState& row, const float* acc, const float* sink, int dim, float* out) {
     F32x16 all = F32x16::set1(sum(F32x16::load(row.sum))), factor = F32x16::set1(1.0f);
     if (sink) {

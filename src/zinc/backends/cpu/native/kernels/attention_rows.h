@@ -22,7 +22,7 @@ struct Params {
     int top_k;                                 // positions that a query sees, 0 for all
     bool causal;                               // else a query sees all positions of its sequence
     bool chunked;                              // windows follow each other
-    float query_scale, cap;                    // logits are in units of log 2: both contain a factor 1 / ln 2
+    float query_scale, cap;                    // both include log2(e): logits are exponents of 2
 };
 
 // The first position that the query at `position` sees.

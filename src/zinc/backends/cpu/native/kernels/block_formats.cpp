@@ -130,7 +130,7 @@ struct NVFP4 : E2M1 {
             }
         }
     }
-    // Scales of a tile: one byte a row, as in the file, instead of f16.
+    // Scales of a tile: one byte per row, as in the file, instead of f16.
     struct Head {
         int64_t part;
         explicit Head(int64_t n_scales) : part(align64(n_scales * 16)) {}
@@ -151,7 +151,7 @@ struct MXFP4 : E2M1 {
         out.d[0] = b[0];
         read_nibbles(b + 1, out.u);
     }
-    // Scales of a tile: one byte a row, the exponent of twice the scale minus 128, instead of f16.
+    // Scales of a tile: one byte per row instead of f16, the exponent of twice the scale, minus 128.
     struct Head {
         int64_t part;
         explicit Head(int64_t n_blocks) : part(align64(n_blocks * 16)) {}

@@ -198,7 +198,8 @@ template <int kSubs>
 struct OffsetParts {
     alignas(64) int32_t v[kSubs][16];
 
-    // `sums` are those from a multiple of sixteen blocks on. The padding of the row completes the last ones.
+    // `sums` points at the sums of a multiple of sixteen blocks. The padding of the row completes the last
+    // sixteen.
     void set(int offset, const std::byte* sums) {
         const I16x32 pairs = I16x32::load(sums);
         if constexpr (kSubs == 1) {

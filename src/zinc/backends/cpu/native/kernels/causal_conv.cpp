@@ -1,9 +1,9 @@
 // causal_conv: y[t] = f(bias + sum over taps i of weight[i] * x[t - (taps - 1) + i]) for each column, where f
 // is SiLU or the identity.
 //
-// A chunk is a run of columns over all rows of the step. It starts with the last row of a sequence: y[t]
-// reads no row of x after t, so y may be stored in place of x. Rows before the first row of the step come
-// from the state.
+// A chunk is a run of columns over all rows of the step. It processes the rows of a sequence from the last to
+// the first: y[t] reads no row of x after t, so y may be stored in place of x. Rows before the first row of
+// the step come from the state.
 //
 // The state is the last taps - 1 rows of x, oldest first. With the attribute `rollback` it is a ring of
 // taps - 1 + rollback rows, in which the row of position p is row p mod (taps - 1 + rollback). So a sequence
@@ -17,8 +17,8 @@ namespace {
 using in = operands::causal_conv;
 
 constexpr int kMaxTaps = 64, kMaxRollback = 64;
-constexpr int kStep = 64;        // the columns of a chunk are a multiple
-constexpr int kElements = 2048;  // least elements of a chunk
+constexpr int kStep = 64;        // the columns of a chunk are a multiple of this
+constexpr int kElements = 2048;  // fewest elements of a chunk
 
 // weight is [cols][taps]; the state is [taps - 1 + rollback][cols]. y may alias x.
 struct Params {
@@ -50,7 +50,8 @@ void prepare(Launch& l, const Attrs& attrs) {
         for (int i = 0; i < taps; ++i) transposed[i * cols + c] = weight[c * taps + i];
 }
 
-// Number of columns of a chunk: as many as leave work for all threads, because each row is in another page.
+// Number of columns of a chunk: the most that still leave work for all threads, because each row is in
+// another page.
 int chunk_cols(const Launch& l, const Batch& batch) {
     const int shared = l.in[in::x].cols / (2 * l.n_threads),
               smallest = kElements / std::max(1, batch.n_tokens);

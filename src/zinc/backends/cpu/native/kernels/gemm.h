@@ -1,9 +1,9 @@
 // Helpers of the matrix products of all formats.
 //
 // The product of one or two tiles with n rows of x has two code paths. With few rows (decode, speculation,
-// small batches) weights are unpacked in registers, for up to kFewRows rows at once. With many rows a format
-// unpacks a panel of k to bytes (or floats); while the panel is in the L1 cache, the rows are multiplied with
-// it in register blocks of kTileBlock tiles x kTokenBlock rows. Both paths do the same float operations in
+// small batches) weights are unpacked in registers, for up to kFewRows rows at once. With many rows, a format
+// unpacks a panel along k to bytes (or floats); while the panel is in the L1 cache, the rows are multiplied
+// by it in register blocks of kTileBlock tiles x kTokenBlock rows. Both paths do the same float operations in
 // the same order, and the sums in between are integers, which are exact in any order. So the result of a row
 // does not depend on the number of rows.
 #pragma once
@@ -75,8 +75,8 @@ inline NextTile next_tile(const TileMatmul& a, int r, int64_t bytes) {
 }
 
 // Prefetches weights some distance ahead of their use, past the end of a tile into the next one: the hardware
-// prefetcher restarts at every jump between tiles. With an L1 cache of 32 KiB prefetches go to L2, because
-// they would evict the rows of x (dev/kernels has the cost of both).
+// prefetcher restarts at every jump between tiles. With an L1 cache of 32 KiB, prefetches go to L2, because
+// they would evict the rows of x (dev/kernels has the rates of both).
 class Prefetcher {
 public:
     Prefetcher(const std::byte* tile, int64_t bytes, NextTile next, int64_t n_steps)

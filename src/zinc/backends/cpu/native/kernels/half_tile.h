@@ -3,8 +3,8 @@
 // In each block of 32 columns, the weights of a row are divided by a power of two that makes the largest of
 // them an integer of 14 bits and a sign, and rounded; rows of x are q15_32. A sum of eight products fits in
 // 32 bits. A weight of at least an eighth of the largest is exact, and the error of any other is at most
-// 2^-15 of the largest: together with that of x less than what rounding x to f16 costs. Tiles keep the f16
-// values:
+// 2^-15 of the largest. This error and that of x together are smaller than the error of rounding x to f16.
+// Tiles keep the f16 values:
 //
 // clang-format off
 //   [32 nb][16 rows] f16 | [nb][16 rows] int8 exponent         nb = ceil(cols / 32)

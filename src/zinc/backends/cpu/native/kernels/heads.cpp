@@ -13,7 +13,7 @@ using concat_in = operands::concat_heads;
 // ---- head_linear: y of head h = x of head h times weight[h] transposed
 //
 // The weight is [heads, rows, cols] or [heads * rows, cols]. The chunk that multiplies a head of x also
-// rounds it, because nothing else reads it in that format.
+// converts it to the row format of the weight, because no other op reads it in that format.
 
 struct Params {
     int n_heads;

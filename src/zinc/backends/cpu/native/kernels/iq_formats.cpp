@@ -104,7 +104,7 @@ struct IQ3_XXS {
     static void read(const uint8_t* b, const uint8_t* codebook, Source& out) {
         out.d = half_at(b);
         for (int sub = 0; sub < 8; ++sub) {
-            const uint32_t word = word_at(b + 66 + sub * 4);  // four times seven signs, a scale
+            const uint32_t word = word_at(b + 66 + sub * 4);  // 4 x 7 sign bits, scale
             out.scale[sub] = static_cast<int8_t>((word >> 28) * 2 + 1);
             for (int group = 0; group < 4; ++group) {
                 const uint8_t* index = b + 2 + sub * 8 + group * 2;
@@ -135,7 +135,7 @@ struct IQ2_XXS : IQ2 {
         out.d = half_at(b);
         for (int sub = 0; sub < 8; ++sub) {
             const uint8_t* index = b + 2 + sub * 8;
-            const uint32_t word = word_at(index + 4);  // four times seven signs, a scale
+            const uint32_t word = word_at(index + 4);  // 4 x 7 sign bits, scale
             out.scale[sub] = static_cast<int8_t>((word >> 28) * 2 + 1);
             for (int group = 0; group < 4; ++group)
                 put(codebook, index[group], even_signs(word >> (7 * group) & 127),
@@ -151,7 +151,7 @@ struct IQ2_XS : IQ2 {
         out.d = half_at(b);
         for (int i = 0; i < 16; ++i) out.scale[i] = odd_scale(b + 66, i);
         for (int group = 0; group < 32; ++group) {
-            const unsigned word = half_at(b + 2 + group * 2);  // nine bits of index, seven signs
+            const unsigned word = half_at(b + 2 + group * 2);  // 9 bits of index, 7 sign bits
             put(codebook, word & 511, even_signs(word >> 9), out.u + group * 8);
         }
     }
@@ -186,7 +186,7 @@ struct IQ1_S {
     static void read(const uint8_t* b, const uint8_t* codebook, Source& out) {
         out.d = half_at(b);
         for (int sub = 0; sub < 8; ++sub) {
-            const unsigned word = half_at(b + 34 + sub * 2);  // four times three high bits, scale, shift
+            const unsigned word = half_at(b + 34 + sub * 2);  // 4 x 3 high bits, scale, shift
             const int scale = static_cast<int>(word >> 12 & 7) * 2 + 1;
             out.scale[sub] = static_cast<int8_t>(word >> 15 ? -scale : scale);
             for (int group = 0; group < 4; ++group) {
@@ -211,7 +211,7 @@ struct IQ1_M {
         const uint8_t *low = b, *high = b + 32, *scales = b + 48;
         out.d = 0;
         for (int i = 0; i < 4; ++i) {
-            const unsigned word = half_at(scales + i * 2);  // four times three bits, a nibble of d
+            const unsigned word = half_at(scales + i * 2);  // 4 x 3-bit scales, a nibble of d
             out.d = static_cast<uint16_t>(out.d | word >> 12 << (4 * i));
             for (int j = 0; j < 4; ++j)
                 out.scale[i * 4 + j] = static_cast<int8_t>((word >> (3 * j) & 7) * 2 + 1);

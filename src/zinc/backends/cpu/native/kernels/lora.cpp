@@ -1,8 +1,8 @@
 // lora: y_i += scale * B_i (A_i x) for one to four products of the same x, where `scale` is the scale of the
-// adapter for the sequence of a row. Rows of sequences that do not use it are not touched.
+// adapter for the sequence of a row. Rows of sequences without the adapter stay unchanged.
 //
 // A chunk is a panel of rows times a slice of the tiles of B. Every chunk computes A x of its rows itself:
-// for a few rows this costs less than a barrier between two launches, and with many rows a panel has all
+// for a few rows this costs less than a barrier between two launches, and with many rows one chunk has all
 // tiles.
 #include <cmath>
 #include <cstring>
@@ -133,7 +133,8 @@ void to_floats(const Operand& x, int row, float* out) {
     }
 }
 
-// Prefetches a line that follows the half line at `p`, which is at an even index of half lines.
+// Prefetches a cache line ahead of `p`. Callers pass every second half line, so that no line is prefetched
+// twice.
 inline void prefetch_from(const std::byte* p) {
     __builtin_prefetch(prefers_alternating_pages ? alternating_line<4>(p) : p + 1024);
 }

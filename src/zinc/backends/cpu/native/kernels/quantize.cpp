@@ -96,7 +96,7 @@ void quantize_15(const float* x, int64_t first, int64_t last, int cols, std::byt
         d[b] = amax <= kLeast ? 0.0f : amax / kMost;
         int32_t rounded[32] = {};
         const F32x16 inverse = F32x16::set1(kMost / amax);
-        if (amax > kLeast)  // neither NaN
+        if (amax > kLeast)  // false for NaN too
             for_lanes(0, n,
                       [&](int i, auto lanes) { to_i32(load(x + i, lanes) * inverse).store(rounded + i); });
         for (int i = 0; i < 32; ++i) q[i] = static_cast<int16_t>(rounded[i]);

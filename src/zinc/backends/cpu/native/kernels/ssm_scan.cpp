@@ -33,7 +33,7 @@ void prepare(Launch& l, const Attrs& attrs) {
     require_rows(l, l.out[0], "y", RowFormat::f32, p.v_cols());
 }
 
-// Returns how many heads a task has: as many as leave each thread four tasks.
+// Returns the number of heads of a task: the most that still give each thread four tasks.
 int heads_of_task(const Launch& l, const Batch& batch) {
     const HeadShape& p = l.as<HeadShape>();
     const int each = p.n_v_heads / p.n_k_heads;

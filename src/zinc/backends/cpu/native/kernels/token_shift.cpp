@@ -14,8 +14,8 @@ namespace {
 using in = operands::token_shift;
 
 constexpr int kMaxRollback = 64;
-constexpr int kStep = 64;        // the columns of a chunk are a multiple
-constexpr int kElements = 2048;  // least elements of x in a chunk
+constexpr int kStep = 64;        // the columns of a chunk are a multiple of this
+constexpr int kElements = 2048;  // fewest elements of x in a chunk
 
 struct Params {
     int runs, ring;

@@ -2,7 +2,7 @@
 // dot products of AVX-VNNI.
 //
 // AVX2 has no dot product of bytes. maddubs multiplies u8 by s8 and adds neighbours into int16, saturating at
-// 32767. Therefore Dot4 sums in int16 for as many groups of four k as the width of the weights allows (each
+// 32767. Therefore Dot sums in int16 for as many groups of four k as the width of the weights allows (each
 // group adds at most two products of u and 127 to a lane) and then widens. Full 8-bit weights are stored
 // signed and multiplied as |w| * sign(x, w).
 #pragma once
@@ -12,7 +12,7 @@
 namespace zinc::ZINC_LEVEL {
 
 inline constexpr int kVectorRegisters = 8;  // sixteen-lane values that fit in registers
-inline constexpr int kDotOffset = 0;        // dot4 takes u8 as they are
+inline constexpr int kDotOffset = 0;        // dot4 takes u8 unchanged
 #if defined(ZINC_SIMD_AVXVNNI)
 inline constexpr int kOffset8 = 128;        // 8-bit weights are stored as u8 = s8 + kOffset8
 inline constexpr bool kDotsOfBytes = true;  // unsigned weights may have all eight bits

@@ -6,9 +6,9 @@
 namespace zinc::ZINC_LEVEL {
 
 inline constexpr int kVectorRegisters = 32;  // sixteen-lane values that fit in registers
-inline constexpr int kOffset8 = 128;  // 8-bit weights are stored as u8 = s8 + kOffset8 (Dot4's unsigned side)
-inline constexpr int kDotOffset = 0;  // dot4 takes u8 as they are
-inline constexpr bool kDotsOfBytes = true;  // unsigned weights may have all eight bits
+inline constexpr int kOffset8 = 128;         // 8-bit weights are stored as u8 = s8 + kOffset8, for dot4
+inline constexpr int kDotOffset = 0;         // dot4 takes u8 unchanged
+inline constexpr bool kDotsOfBytes = true;   // unsigned weights may have all eight bits
 
 struct I32x16 {
     __m512i v;

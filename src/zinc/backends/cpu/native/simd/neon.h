@@ -296,8 +296,9 @@ inline I32x16 dot4(I32x16 acc, U8x64 w, int32_t four) {
     });
 }
 
-// Accumulates dot products of four columns a call, in at most kRun calls before total() is read. Weights are
-// read as signed bytes, which suits unsigned weights of fewer than 8 bits and 8-bit weights (kOffset8) alike.
+// Accumulates dot products of four columns per call, in at most kRun calls before total() is read. Weights
+// are read as signed bytes, which suits unsigned weights of fewer than 8 bits and 8-bit weights (kOffset8)
+// alike.
 struct Dot {
     static constexpr int kRun = 64;
     I32x16 acc = I32x16::zero();

@@ -9,7 +9,7 @@ namespace zinc::ZINC_LEVEL {
 
 inline constexpr int kVectorRegisters = 1;
 inline constexpr int kOffset8 = 0;           // 8-bit weights are stored as s8
-inline constexpr int kDotOffset = 0;         // dot4 takes u8 as they are
+inline constexpr int kDotOffset = 0;         // dot4 takes u8 unchanged
 inline constexpr bool kDotsOfBytes = false;  // unsigned weights may have all eight bits
 
 struct I32x16 {
