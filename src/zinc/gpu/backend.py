@@ -162,7 +162,7 @@ class GpuBackend(GpuKernels):
         self.host.write(place.buffer, place.offset, packed)
 
     def _take(self, n_bytes: int) -> Slice:
-        """Return device memory for a weight, also to several threads. Raises MemoryLimitError."""
+        """Return device memory for a weight. It is thread-safe. Raises MemoryLimitError."""
         with self._lock:
             return self._pool.take(n_bytes)
 

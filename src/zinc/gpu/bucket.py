@@ -77,12 +77,12 @@ class Bucket:
         return launch.runs(self.tokens, self.keys, self.is_decode)
 
     def rows(self, dim: Dim) -> int:
-        """Return an upper bound of the rows of `dim` in a step of this bucket."""
+        """Return an upper bound on the rows of `dim` in a step of this bucket."""
         counts = {Dim.TOKENS: self.tokens, Dim.OUTPUTS: self.outputs, Dim.SEQUENCES: self.sequences}
         return counts.get(dim, 1)
 
     def tiles(self, n_rows: int, each: int = 1) -> int:
-        """Return an upper bound of the tiles of `n_rows` rows in a step; a token has `each` rows.
+        """Return an upper bound on the tiles of `n_rows` rows in a step; a token has `each` rows.
 
         A tile has rows of one sequence only, so the last tile of a sequence may be partly empty.
         """

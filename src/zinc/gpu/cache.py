@@ -1,7 +1,7 @@
 """KV cache blocks and recurrent states in device memory.
 
-Each layer has its blocks of keys side by side, and its blocks of values, so a block is one byte
-range of each. Recurrent states are rows of float32, one row for each slot.
+The blocks of keys of a layer are contiguous, and so are its blocks of values. A block is therefore
+one byte range of keys and one of values. Recurrent states are rows of float32, one for each slot.
 """
 
 from __future__ import annotations

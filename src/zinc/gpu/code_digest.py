@@ -1,8 +1,8 @@
 """Digest of kernel code, which edits of comments, indentation and blank lines leave unchanged.
 
 It covers C++, CUDA C++ and Slang. Literals are copied as they are: `//` in a string starts no
-comment. A character literal has one character or escape, which tells it from the separators of
-1'000'000.
+comment. A character literal has one character or escape, which distinguishes it from the digit
+separators of 1'000'000.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from zinc.gpu.tuned import NO_TILES, TunedTiles
 
 FULL_REGISTERS = 256  # 32-bit registers of a lane on most GPUs
 # Limits that every device must support, because kernels rely on them without a check.
-MAX_THREADS, MAX_SHARED_BYTES = 1024, 32768  # of a workgroup
+MAX_THREADS, MAX_SHARED_BYTES = 1024, 32768  # per workgroup
 
 
 class MatrixShape(NamedTuple):

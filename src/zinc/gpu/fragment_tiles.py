@@ -17,11 +17,11 @@ from zinc.gpu.tuned import TileKey
 from zinc.ops.values import RowFormat
 from zinc.quant.blocks import GGMLType
 
-MIN_ROWS, MAX_ROWS = 5, 32  # of x, multiplied by gemm_few.slang
+MIN_ROWS, MAX_ROWS = 5, 32  # rows of x that gemm_few.slang multiplies
 MATRIX_ROWS = 16  # weight rows of a matrix
-SUBGROUP_COLS = 256  # columns of a subgroup
+SUBGROUP_COLS = 256  # columns per subgroup
 MAX_WAVES = 16  # more would leave a lane too few registers
-FEW_WAVES = 8  # of each of several workgroups that run at once on a compute unit
+FEW_WAVES = 8  # per workgroup, if several workgroups run at once on a compute unit
 MAX_SPLITS = 8  # workgroups that split the columns
 MAX_FLUSH = 8  # parts whose sums lie in shared memory at once
 COLUMN_BYTES = 80  # shared memory of 16 staged sums, with padding

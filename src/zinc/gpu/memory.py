@@ -25,7 +25,7 @@ SMALLEST_CHUNK, LARGEST_CHUNK = (
     256 << 20,
 )  # sizes of buffers for slices that were not announced
 SMALLEST_SCRATCH = 16 << 20
-COUNTER_BYTES = 64 << 10  # of a buffer of counters
+COUNTER_BYTES = 64 << 10  # size of a buffer of counters
 
 
 class MemoryKind(Enum):

@@ -300,7 +300,10 @@ def _six_bits(first: Bytes, second: Bytes) -> list[npt.NDArray[np.uint32]]:
 
 
 def _q3_k(b: Blocks) -> Streams:
-    """Scales: d, then `_six_bits` of the scales of first halves and of second halves."""
+    """Return the streams of Q3_K.
+
+    Stream `s` has d, then `_six_bits` of the scales of first halves and of second halves.
+    """
     scales = (scales_6bit(b["scales"]) + np.int8(32)).view(np.uint8)
     d = b["d"].view(np.uint16).astype(np.uint32)[:, None]
     head = np.concatenate([d, *_six_bits(scales[:, 0::2], scales[:, 1::2])], axis=1)

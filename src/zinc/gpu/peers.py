@@ -113,9 +113,9 @@ def token_exchanges(plan: SplitPlan) -> list[Exchange]:
 def exchanges_of(plan: SplitPlan) -> list[list[Exchange]]:
     """Return the exchanges that implement each entry of the schedule of `plan`.
 
-    The last element holds those after the schedule. Each group has an even number of exchanges in a
-    step, so that they alternate between the two parts of a mailbox from one step to the next: a
-    barrier is added to a group with an odd number.
+    The last element holds the exchanges after the schedule. Each group has an even number of
+    exchanges in a step, so that they alternate between the two parts of a mailbox from one step to
+    the next: a barrier is added to a group with an odd number.
     """
     in_pairs = not any(isinstance(entry, AllReduce) for entry in plan.schedule)
     found: list[list[Exchange]] = [

@@ -1,7 +1,7 @@
 """Layout of rows of activations in device memory.
 
-A row of Q8_32 has its int8 numbers, padded to 16 bytes, and after them for each block of 32
-numbers a float32 scale and the float32 sum of the block's numbers times its scale.
+A row of Q8_32 consists of int8 numbers, padded to 16 bytes, and of two float32 numbers for each
+block of 32: its scale, and the sum of its int8 numbers times the scale.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def row_bytes(format: RowFormat, cols: int) -> int:
 
 
 def unscaled_row_bytes(cols: int) -> int:
-    """Return the bytes from row to row of rows for products of an RMS norm.
+    """Return the bytes from row to row of unscaled rows, which products after an RMS norm read.
 
-    A row of Q8_32 is followed by a float32 sum of squares for each block.
+    An unscaled row is a row of Q8_32, followed by a float32 sum of squares for each block.
     """
     return round_up(row_bytes(RowFormat.Q8_32, cols) + 4 * ceil_div(cols, BLOCK), 16)
 

@@ -24,9 +24,9 @@ INVARIANT_BATCH = 4
 # Measured on an H200:
 MAX_GEMV_ROWS = 32  # up to this many rows of x, several passes of GEMV are faster than GEMM
 MANY_ROWS = 1 << 15  # weight rows that keep every compute unit busy with any tile
-# Waves for each compute unit in a GEMV of 8 rows of x. Rows are split among more waves until there
-# are as many waves as the first number. Then waves take fewer weight rows until there are as many
-# as the second number.
+# Waves per compute unit in a GEMV of 8 rows of x. Rows are split among more waves until there are
+# as many waves as the first number. Then waves take fewer weight rows until there are as many as
+# the second number.
 WAVES_OF_EIGHT = (15, 4)
 LONG_ROW = 8  # units per lane; rows at least that long are split among all waves
 FEW_SLOTS = 32  # slots of an expert in a GEMM tile
@@ -35,9 +35,10 @@ FEW_SLOTS = 32  # slots of an expert in a GEMM tile
 MAX_FEW_GEMV_ROWS = 16  # up to this many rows of x, GEMV is faster
 MAX_FEW_ROWS = 64
 STEP_COLS, STAGED_ROW_BYTES = 64, 144  # columns of a step, bytes of a row (gemm_matrices.slang)
-MANY_TILE_ROWS = 96  # weight rows for each compute unit from which tiles of 128 rows fill it
-MOST_TILE_ROWS = 256  # and from which tiles of 256 rows do
-LONG_COLS = 8192  # columns from which workgroups share them, and not teams of a workgroup
+# Weight rows per compute unit from which tiles of 128 and of 256 rows fill the device.
+MANY_TILE_ROWS = 96
+MOST_TILE_ROWS = 256
+LONG_COLS = 8192  # from here on, workgroups split the columns instead of teams of a workgroup
 SUBGROUPS_A_UNIT = 16  # resident subgroups that hide the latency of loads
 MIN_STEPS, MAX_SPLITS = 2, 8  # steps of a team, and workgroups that split the columns of a tile
 
@@ -150,7 +151,7 @@ def stores_unscaled(features: Features) -> bool:
 
 
 def within_grid(features: Features, tile: GemvTile, rows: int) -> GemvTile:
-    """Return the tile with enough rows a wave that `rows` rows need no more than `max_groups`."""
+    """Return the tile with enough rows per wave that `rows` rows fit into `max_groups`."""
     while rows > tile.tile * features.max_groups:
         tile = replace(tile, rows=2 * tile.rows)
     return tile

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 lower.load()
 registry.load()
 
-MAX_ARGUMENT_BYTES = 4096  # of a kernel's parameters
+MAX_ARGUMENT_BYTES = 4096  # limit of the parameters of a kernel
 PARALLEL_UPLOADS = 6  # threads that read a file faster than PCIe copies
 
 CUDA_KERNELS = KernelSet(

@@ -25,7 +25,7 @@ from zinc.gpu.host import Download, Progress
 from zinc.gpu.memory import Buffer, Bytes, MemoryKind
 
 WARP = 32
-SHARED_BYTES = 48 << 10  # of a block, without asking the driver for more
+SHARED_BYTES = 48 << 10  # shared memory of a block without a request for more
 EARLY_START = (9, 0)  # compute capability from which a kernel may start before others have ended
 CLUSTERS = 9, 10  # major compute capabilities whose clusters have up to 16 blocks
 SLEEP_S = 2e-4  # a sleeping wait wakes up this much before the expected end
@@ -47,7 +47,7 @@ class CudaHost:
         self.memory = Memory(cuda, self.stream, self.enter)
         self._kernels = KernelLoader(cuda, candidate.capability, self.enter)
         self._lock = threading.Lock()
-        self._events: dict[int, Any] = {}  # of submissions that were not waited for
+        self._events: dict[int, Any] = {}  # events of submissions that nobody has waited for yet
         self._spare: list[Any] = []
         self._last = 0
         units = attribute(candidate.handle, "MULTIPROCESSOR_COUNT")

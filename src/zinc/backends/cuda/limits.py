@@ -14,7 +14,7 @@ from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.graph import DispatchGraph, Node
 
 READ, DOT = 0, 1
-THREADS = 256  # of a block
+THREADS = 256  # per block
 BLOCKS_PER_UNIT = 16
 CHAINS, DOT_OPS = 8, 8  # independent dot products of a thread; operations of a dot product
 BUFFER_BYTES = 1 << 31  # far larger than any cache

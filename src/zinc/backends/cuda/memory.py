@@ -41,8 +41,8 @@ class Memory:
     def buffer(self, size: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
         """Return a new buffer of at least `size` bytes. Raises MemoryLimitError.
 
-        A STEP buffer is pinned host memory, whose address is the handle, with a copy on the device,
-        which `flush` renews. A DOWNLOAD buffer is pinned host memory.
+        A STEP buffer is pinned host memory, whose address is the handle, and a copy on the device,
+        which `flush` updates. A DOWNLOAD buffer is pinned host memory.
         """
         self._enter()
         size = aligned(size)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zinc.backends.cuda.host import CudaHost
     from zinc.backends.cuda.staging import StagingBuffer
 
-THREADS = 256  # of a block of kernels/pack.cu
+THREADS = 256  # per block of kernels/pack.cu
 _T = GGMLType
 # Types that kernels/pack.cu knows.
 PACKED = (

@@ -8,8 +8,8 @@ cache of an AMD GPU. Kernels that `coherent` has rewritten need barriers of exec
 - loads of memory that no kernel writes go through structs whose member is NonWritable, so that
   drivers may still cache what they load.
 
-The rewriting covers every access of a module, so no store of a kernel can be forgotten. SPIR-V for
-other devices stays as it is.
+Every access of a module is rewritten, so no store of a kernel can be missed. SPIR-V for other
+devices is not rewritten.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class _Properties(NamedTuple):
 
     @property
     def compute_units(self) -> int:
-        """The number of compute units; a guess if the driver does not tell it."""
+        """The number of compute units; a guess if the driver does not report it."""
         cores = self.cores
         if units := self.sms.count or cores.engines * cores.arrays * cores.units:
             return int(units)

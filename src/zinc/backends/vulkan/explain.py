@@ -1,7 +1,8 @@
 """A driver's statistics and instructions of compiled kernels: registers, spills, occupancy.
 
 They come from VK_KHR_pipeline_executable_properties, on a device opened with `explains`. Names of
-statistics are the driver's own. dev/gpu-rigs has drivers that compile for GPUs that are not there.
+statistics are the driver's own. dev/gpu-rigs has drivers that compile for GPUs without the
+hardware.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _value(format: int, bits: int) -> float:
 def _several(lib: Library, device: Device, info: vk.Struct, of: str, kind: Any) -> Any:
     """Return the array that vkGetPipelineExecutable<of>KHR fills.
 
-    It is called twice, as usual in Vulkan: first for the length, then for the elements.
+    The function is called twice, as usual in Vulkan: first for the length, then for the elements.
     """
     count = c_uint32()
     _call(lib, device, info, of, count, None)

@@ -19,7 +19,7 @@ from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.memory import Buffer
 
 READ, DOT = 0, 1
-THREADS = 256  # of a workgroup
+THREADS = 256  # per workgroup
 GROUPS_PER_UNIT = 16
 WARM_UP_S = 0.3  # time for an idle GPU to raise its clocks
 CHAINS, DOT_OPS = 8, 8  # independent dot products of a thread; operations of a dot product

@@ -37,10 +37,10 @@ PCI_BUS = "VK_EXT_pci_bus_info"
 EXECUTABLES = "VK_KHR_pipeline_executable_properties"
 SM_BUILTINS, SHADER_CORES = "VK_NV_shader_sm_builtins", "VK_AMD_shader_core_properties"
 PORTABILITY = "VK_KHR_portability_subset"  # must be enabled if a device has it
-WAVE = 32  # subgroup size to ask for if the device lets us choose
+WAVE = 32  # requested subgroup size, if the device supports several
 INTEL = 0x8086  # vendor
 INTEL_WAVE = 16  # with 32 lanes, a thread of Intel's GPUs has too few registers, and kernels spill
-INTEL_REGISTERS = 128  # of a thread; each has 32 bits for every lane of the smallest subgroup
+INTEL_REGISTERS = 128  # per thread; each has 32 bits per lane of the smallest subgroup
 SUBGROUPS = (8, 16, 32, 64)  # subgroup sizes that kernels are written for
 SUBGROUP_BASIC_OPERATIONS = 0b11111  # basic, vote, arithmetic, ballot, shuffle
 

@@ -20,7 +20,7 @@ from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import MATRIX_SHAPES, SQUARE, Features
 from zinc.gpu.kv_layout import DTYPES
 
-_BLOCK_TOKENS = 64  # of the KV cache, in every load
+_BLOCK_TOKENS = 64  # tokens of a block of the KV cache, the same for every model
 
 
 def shaders(

@@ -88,7 +88,7 @@ def for_device(shader: KernelVariant, features: Features) -> KernelVariant:
     """Return a kernel with the device's macros: subgroup size, few registers, unusual matrices."""
     defines = (*shader.defines, ("SUBGROUP", features.subgroup))
     if features.has_few_registers:
-        # 1 for half as many as on most GPUs, 2 for a quarter.
+        # 1: half as many registers as most GPUs have; 2: a quarter.
         defines = (*defines, ("FEW_REGISTERS", FULL_REGISTERS // features.registers // 2))
     if features.matrix != SQUARE:
         m, n, k = features.matrix

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
-HEADER_WORDS, BOUND = 5, 3  # words of the header, and the one that no id reaches
+HEADER_WORDS, BOUND = 5, 3  # words of the header; index of the word that bounds all ids
 
 
 class Op(IntEnum):

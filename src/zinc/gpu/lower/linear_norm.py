@@ -27,7 +27,7 @@ from zinc.ops.node import Node
 from zinc.ops.step import StepCondition
 from zinc.ops.values import RowFormat, Weight
 
-MOST_ROWS = 2  # rows of x; with more, the larger tiles of the first product cost what is saved
+MOST_ROWS = 2  # rows of x; with more, the first product needs larger tiles, which cancel the gain
 
 
 @prefers("linear_norm_linear")

@@ -21,10 +21,10 @@ from zinc.ops.step import ONE_TOKEN, StepCondition
 from zinc.ops.values import RowFormat
 from zinc.quant.blocks import GGMLType
 
-MAX_EXPERTS = 1024  # a thread for each
+MAX_EXPERTS = 1024  # a workgroup has a thread for each
 FEW_SLOTS = 256  # with at most this many slots, one segment holds all of them
-WAVES = 8  # of a workgroup of norm_route, each with a row of the router
-OTHER_OUTPUTS = 4  # of norm_route, besides products: 8-bit blocks, routes, order and starts
+WAVES = 8  # subgroups per workgroup of norm_route, each with a row of the router
+OTHER_OUTPUTS = 4  # outputs of norm_route besides products: 8-bit blocks, routes, order, starts
 MAX_PARTS = 2  # the router, and gates of the shared experts
 
 

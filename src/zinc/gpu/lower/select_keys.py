@@ -16,7 +16,7 @@ from zinc.gpu.kernel_set import lowers
 from zinc.gpu.lower.operands import in_vectors, operand, power_of_two, rows
 from zinc.ops.values import KVState
 
-SCORE_BYTES = 32 << 20  # of scores at once
+SCORE_BYTES = 32 << 20  # scores of one pair of dispatches, at most
 SELECT_THREADS = 1024
 SCORE_KEYS = 64  # positions that a workgroup scores
 SCORE_THREADS = 128

@@ -26,7 +26,7 @@ from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, RowFormat
 
 MAX_ROUTES = 16  # choices of experts, so that a run reads many of them
-NAN_BYTE = 0xFF  # of rows before they are computed
+NAN_BYTE = 0xFF  # fills rows before they are computed
 
 
 class PlacedLaunch:

@@ -28,11 +28,11 @@ from zinc.gpu.tuned import Tile, TunedTiles
 from zinc.ops.step import Step
 from zinc.ops.values import RowFormat
 
-RUN_S = 2e-3  # seconds of a run
-MAX_LAUNCHES = 256  # of a run
+RUN_S = 2e-3  # duration of a run
+MAX_LAUNCHES = 256  # launches per run
 # Relative error of a result: kernels may round inputs to float16, and outputs to 8 bits.
 TOLERANCE = {RowFormat.F32: 2e-3, RowFormat.Q8_32: 1e-2}
-PEAK = 25  # times the tolerance: error of one number, relative to the root mean square
+PEAK = 25  # tolerances that one number may be off by, relative to the root mean square
 
 
 class Trial:
@@ -58,7 +58,7 @@ class Trial:
         self._data.write(step)
         self._cache = GpuCache((), CacheLayout(64, (1,)), host)
         self._placed = PlacedLaunch(host, product.launch, self._bucket, weights, step)
-        self._n_launches = 0  # of a run
+        self._n_launches = 0  # per run
 
     def compile(self, tiles: list[Tile]) -> None:
         """Compile the kernels of the product with each of `tiles`. Raises ZincError."""

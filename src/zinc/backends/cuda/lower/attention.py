@@ -38,7 +38,7 @@ from zinc.gpu.lower.operands import (
 )
 from zinc.ops.values import KVState
 
-WARPS = 4  # of a block
+WARPS = 4  # per block
 WARP_ROWS = 16
 STAGES = 3  # tiles of keys or values in shared memory
 TILE_KEYS = (64, 32, 16)  # positions of a tile, the first that fits into shared memory
@@ -49,7 +49,7 @@ BLOCKS_PER_UNIT = 2  # blocks that fill a compute unit
 MIN_SPLIT_KEYS = 128  # fewer keys are not worth a merge
 MAX_SPLITS = 64
 # A merge has several blocks for each head and token if the heads do not fill the device.
-MERGE_COLUMNS, MERGE_THREADS = 64, 512  # of a block, at least and at most
+MERGE_COLUMNS, MERGE_THREADS = 64, 512  # least columns and most threads of a block
 
 
 @lowers("attention")
@@ -138,7 +138,8 @@ def _tile(
         tile = choose_tile(state, n_heads, at, bucket)
     is_wide = max(state.head_dim, state.head_dim_v) > MAX_DIM
     if is_selected:
-        has_words = at.kv(state).dtype == "f16" or state.head_dim % 64 == 0  # of scales
+        # Scales of selected positions are copied as 32-bit words.
+        has_words = at.kv(state).dtype == "f16" or state.head_dim % 64 == 0
         is_wide = is_wide and state.v_from_k and has_words
     if tile is None and is_wide:
         stores_blocks = bool(is_q8(launch.outputs[0]))

@@ -18,7 +18,7 @@ SHARE = 8  # lanes of a column of the state (SHARE in kernels/delta_step.cu)
 # stores one. With many heads, each block computes several and prefetches the state of the next one.
 THREADS_OF_MANY, BLOCKS_OF_MANY = 256, 2
 PERSISTENT_HEADS = 3  # least heads of a persistent block; two are slower (dev/kernels/cuda.md)
-MAX_FLOATS = 64  # of the state in the registers of a thread
+MAX_FLOATS = 64  # numbers of the state in the registers of a thread
 
 
 @fuses("delta_step")

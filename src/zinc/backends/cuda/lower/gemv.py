@@ -37,7 +37,7 @@ from zinc.ops.step import ONE_TOKEN, StepCondition
 from zinc.ops.values import RowFormat, Weight
 
 NORMALISES = True  # whether GEMVs normalise x themselves, or wait for a kernel that does
-MAX_NORM_COLS = 16384  # of a row in shared memory
+MAX_NORM_COLS = 16384  # columns of a row that fit into shared memory
 MAX_ROWS = 2  # rows of x; with more, tensor cores are faster
 
 

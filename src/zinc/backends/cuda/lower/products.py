@@ -1,11 +1,16 @@
 """Lowerings of products on tensor cores: linear, linear_glu, moe_glu and moe_down of several rows.
 
-Kernels for few rows of x read 8-bit blocks. For more rows, the norm before the product or
-`half_rows` converts them to float16 (half_rows.py), once for all products of a launch. One or two
-rows have a GEMV, 3 to 16 rows a GEMM of evenly divided blocks (few_rows.py), 17 to 64 rows a
-split-K GEMM where warp groups exist (split.py), few slots of each expert kernels of their own
-(slots.py), and float weights a GEMM (float_products.py). Experts of float weights and batch-
-invariant mode keep the shared lowerings.
+The number of rows of x decides which kernel multiplies quantised weights:
+
+    1 or 2     GEMV (gemv.py)
+    3 to 16    GEMM whose blocks share the tiles evenly (few_rows.py)
+    17 to 64   split-K GEMM, if the GPU has warp groups (split.py)
+    others     GEMM on tensor cores (this module)
+
+Kernels for up to 16 rows read 8-bit blocks. For more rows, the norm before the product or
+`half_rows` converts rows to float16 (half_rows.py), once for all products of a launch. Products
+with few slots of each expert (slots.py) and float weights (float_products.py) have other kernels.
+Experts of float weights and batch-invariant mode keep the shared lowerings.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ from zinc.gpu.lower.weights import weight_of
 from zinc.gpu.tiles import MAX_BATCH
 from zinc.ops.values import RowFormat
 
-SUM_THREADS = 128  # of moe_sum
+SUM_THREADS = 128  # per block of moe_sum
 
 
 @lowers("linear")

@@ -1,11 +1,11 @@
 """Lowerings of the ops with a recurrent state for many tokens.
 
-The delta rule and the scan of Mamba-2 process chunks on tensor cores: the first kernel makes the
-matrices of all chunks in parallel, the second goes through the chunks of each sequence
-(kernels/delta_chunk.cuh). A decay for each channel of the keys has a first kernel of its own. If
-states can be rolled back, the first and last rows are processed token by token
-(kernels/delta_parts.cuh). The convolution processes blocks of rows; a first kernel saves the rows
-before each block (kernels/conv_block.cuh).
+The delta rule and the scan of Mamba-2 process chunks on tensor cores: the first kernel computes
+the matrices of all chunks in parallel, the second processes the chunks of each sequence in order
+(kernels/delta_chunk.cuh). If each channel of the keys has its own decay, another first kernel runs
+(kernels/delta_channels.cu). If states can be rolled back, the first and last rows are processed
+token by token (kernels/delta_parts.cuh). The convolution processes blocks of rows; a first kernel
+saves the rows before each block (kernels/conv_block.cuh).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from zinc.gpu.lower import recurrent
 from zinc.gpu.lower.operands import in_vectors, rows
 
 CHUNK = 32  # equals CHUNK in kernels/delta_chunk.cuh
-WARP_COLS = 16  # columns of the state of a warp
-CHUNK_WARPS = 4  # of a block of kernels/delta_chunks.cu, equals WARPS there
-HEADS_OF_WARP = 2  # value heads for which one of these warps makes matrices
-SCAN_WARPS = 4  # of a block of kernels/delta_scan.cu
+WARP_COLS = 16  # columns of the state per warp
+CHUNK_WARPS = 4  # per block of kernels/delta_chunks.cu, equals WARPS there
+HEADS_OF_WARP = 2  # value heads whose matrices one of these warps computes
+SCAN_WARPS = 4  # per block of kernels/delta_scan.cu
 SCAN_STAGES = 2  # chunks in its shared memory, 1 if there is not enough
 CONV_ROWS = 64  # equals BLOCK_ROWS in kernels/conv_block.cuh
 CONV_COLS = 128  # equals COLS in kernels/conv_rows.cu
-EDGE_COLS = 512  # of a block of kernels/conv_edges.cu
-# Shorter steps go token by token, as do steps in which most sequences have one token.
+EDGE_COLS = 512  # columns per block of kernels/conv_edges.cu
+# Shorter steps are processed token by token, as are steps in which most sequences have one token.
 MIN_TOKENS = 32
 HEAD, TAIL = 1, 3  # equal those in kernels/delta_parts.cuh
 MAX_K_DIM = 128  # longest columns that fit into the registers of a warp
-MAX_SCAN_K_DIM = 256  # of a scan, which keeps fewer other numbers
+MAX_SCAN_K_DIM = 256  # the same for a scan, which keeps fewer other numbers in registers
 
 Defines: TypeAlias = tuple[tuple[str, int], ...]
 Grid: TypeAlias = tuple[int, int, int]
@@ -173,7 +173,7 @@ def _matrices(shape: ChunkShape, defines: Defines, slots: int) -> tuple[KernelVa
 def _scan(
     shape: ChunkShape, defines: Defines, features: Features, bucket: Bucket
 ) -> tuple[KernelVariant, Grid]:
-    """Return the kernel that goes through the chunks of each sequence, and its grid."""
+    """Return the kernel that processes the chunks of each sequence in order, and its grid."""
     stages, warps = shape.stages(features), min(SCAN_WARPS, shape.v_dim // WARP_COLS)
     defines = (*defines, ("STAGES", stages), ("WARPS", warps))
     if shape.channels:

@@ -27,7 +27,7 @@ from zinc.ops.step import StepCondition
 from zinc.ops.values import KVState
 
 # Tensor cores: a warp multiplies as many keys at once as fit its registers.
-MAX_HEADS, MAX_SUMS = 8, 1024  # of a block
+MAX_HEADS, MAX_SUMS = 8, 1024  # per block
 # Pairs (tokens of a step, keys) up to which this kernel is faster than rope_store and the attention
 # of prompts. A block has the new keys and values of all tokens in shared memory.
 FEW_TOKENS = ((4, 8192), (8, 1024), (16, 512))
@@ -99,7 +99,7 @@ def _shared_bytes(state: KVState, config: DecodeConfig) -> int:
     defines = dict(config.defines)
     warps, rows = defines["WAVES"], defines.get("TILE_TOKENS", 1) * config.heads
     width = max(state.head_dim, state.head_dim_v)
-    slots = rows + 2 * defines.get("MOST_OWN", 1)  # of prepared heads
+    slots = rows + 2 * defines.get("MOST_OWN", 1)  # slots of prepared heads
     return 4 * max(warps * rows * state.head_dim_v, slots * ceil_div(width, 128) * 128)
 
 
@@ -121,7 +121,7 @@ def tensor_core_config(
     else:
         parts = ceil_div(repeats, MAX_HEADS)
         queries = MAX_HEADS * (2 if wide <= MAX_NARROW_DIM else 1)
-        scores = bucket.tokens * visible  # of a head
+        scores = bucket.tokens * visible  # scores per head
         most = next((n for limit, n in TOKENS_OF_TILE if scores <= limit), bucket.tokens)
         tokens = min(queries // ceil_div(repeats, parts), bucket.tokens, most)
         tiles = bucket.tiles(tokens)

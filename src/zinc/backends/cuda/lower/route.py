@@ -7,7 +7,7 @@ from zinc.gpu.lower import route
 from zinc.ops.node import Node
 from zinc.ops.step import StepCondition
 
-MAX_COLS = 8192  # of a row in shared memory
+MAX_COLS = 8192  # columns of a row that fit into shared memory
 
 
 @fuses("norm_route")

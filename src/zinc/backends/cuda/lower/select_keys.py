@@ -16,8 +16,8 @@ from zinc.ops.values import KVState
 
 WARPS, WARP_KEYS = 4, 32  # positions that a warp scores at once
 TILE_HEADS = 16
-MAX_DIM = 128  # of keys that fit into the registers of a warp
-BLOCKS_PER_UNIT = 8  # blocks of a step, each of which prepares the queries of a token
+MAX_DIM = 128  # widest keys that fit into the registers of a warp
+BLOCKS_PER_UNIT = 8  # blocks per compute unit; each block prepares the queries of a token
 
 
 @lowers("select_keys")

@@ -1,7 +1,7 @@
 """Lowerings of products with few slots of each expert, whose blocks share all experts evenly.
 
-With one slot of an expert on average they have a GEMV (kernels/gemv_slots.cu), with more or with
-long rows a GEMM on tensor cores (kernels/gemm_slots.cu).
+With up to one slot per expert on average, the kernel is a GEMV (kernels/gemv_slots.cu). With more
+slots, or with long rows, it is a GEMM on tensor cores (kernels/gemm_slots.cu).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def takes(product: ExpertProduct, bucket: Bucket) -> bool:
 
 
 def dispatch(product: ExpertProduct, at: Addresses, bucket: Bucket, waits: bool) -> Dispatch:
-    """Return the product. waits: for the dispatch before it."""
+    """Return the dispatch of `product`. waits: it waits for the dispatch before it."""
     each, w, n_slots = _each(product, bucket), product.w, _slots(product, bucket)
     tile: VectorSlotTile | FewSlotTile
     if each <= gemv_slots.MOST_VECTOR_SLOTS and w.cols <= gemv_slots.MOST_VECTOR_COLS:

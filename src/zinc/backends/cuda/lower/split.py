@@ -108,7 +108,7 @@ def _dispatch(
 ) -> Dispatch:
     """Return the product of `half`, the rows `x` converted, with `parts`, which have one format.
 
-    waits: for the conversion.
+    waits: the product waits for the conversion.
     """
     cols = parts[0].w.cols
     weights = 2 if output.kind is ProductKind.GLU else 1

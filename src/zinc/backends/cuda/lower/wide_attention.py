@@ -15,13 +15,13 @@ from zinc.gpu.lower.attention import visible_keys
 from zinc.ops.values import KVState
 
 WARP_ROWS = 16
-MIN_ROWS = 8  # of a sequence; fewer are faster as vectors
+MIN_ROWS = 8  # rows of a sequence; with fewer, vector arithmetic is faster
 MAX_NUMBERS = 208  # registers of a lane for sums and for pairs of query elements
 SPLIT_KEYS, MIN_SPLIT_KEYS = 64, 32  # least keys of a split, and with at most FEW_SPLITS splits
 FEW_SPLITS = 16
 SHORT_KEYS = 512  # up to this many keys, tiles of 64 rows leave many blocks idle in the last wave
 MAX_SPLITS = 256
-SAVED_BYTES = 128  # of shared memory, for the rows of the tile
+SAVED_BYTES = 128  # shared memory for the `QueryTile` that the kernel saves
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.tuned import TileKey
 
-WARPS, MANY_WARPS = 8, 16  # of a block
+WARPS, MANY_WARPS = 8, 16  # per block
 BLOCK_ROWS = 32  # weight rows whose outputs form one Q8 block
 FEW_TILE_ROWS = 16  # weight rows of a tile of few rows of x, or of few slots
 GROUP_COLS = 256  # columns that a warp multiplies at once (column_groups.cuh)
-SLAB = 128  # columns
+SLAB = 128  # columns of a slab
 SLAB_ROW_BYTES = 256  # bytes of a row in a slab (half_rows.cuh)
-SUMS_BYTES = 100 << 10  # of a block; the rest of an SM's shared memory is for loads in flight
-OTHER_SHARED_BYTES = 20 << 10  # of a block, besides slabs of x
+SUMS_BYTES = 100 << 10  # sums of a block; the rest of an SM's L1 is for loads in flight
+OTHER_SHARED_BYTES = 20 << 10  # shared memory of a block besides slabs of x
 
 WARP, GROUP_THREADS = 32, 128  # threads of a warp, and of a warp group
 SM_REGISTERS, LANE_REGISTERS = 65536, 255

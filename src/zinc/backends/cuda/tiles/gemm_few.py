@@ -20,13 +20,13 @@ from zinc.gpu.features import Features
 from zinc.gpu.tuned import TileKey
 from zinc.quant.blocks import GGMLType
 
-GROUP_BYTES = {  # of a group of a warp in shared memory (whole_scales.cuh)
+GROUP_BYTES = {  # bytes of a warp's group of weights in shared memory (whole_scales.cuh)
     GGMLType.Q4_K: 2304,
     GGMLType.Q5_K: 2816,
     GGMLType.Q6_K: 3072,
 }
 BYTE_ROWS = 4  # most rows of x that are multiplied as 8-bit integers (byte_groups.cuh)
-FEW_STAGES = 2  # of the groups of a warp with 9 to 16 rows of x
+FEW_STAGES = 2  # stages of a warp's groups of weights with 9 to 16 rows of x
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from zinc.gpu.features import Features
 from zinc.gpu.tiling import is_power_of_two
 from zinc.gpu.tuned import TileKey
 
-SHORT_SLABS = 4  # of a row, up to which converting x in a separate pass does not pay
+SHORT_SLABS = 4  # with at most this many slabs per row, a separate conversion of x does not pay
 FULL = 0.9  # blocks for each compute unit from which a grid counts as a full wave
 LARGE_GRID = 2.2  # blocks for each compute unit from which wide tiles pay
-GROUP_WARPS = 8  # of both multiplying groups (group_rows.cuh states their registers)
+GROUP_WARPS = 8  # warps of both multiplying groups (group_rows.cuh states their registers)
 
 
 def choose_tile(features: Features, key: TileKey) -> MmaTile:
@@ -44,7 +44,7 @@ def _formula(features: Features, key: TileKey) -> MmaTile:
 def _group_tile(features: Features, key: TileKey) -> MmaTile | None:
     """Return the largest tile of a GEMM by warp groups whose blocks fill the device.
 
-    None if there is none, or if x has so few rows that other tiles are faster.
+    Returns None if there is none, or if x has so few rows that other tiles are faster.
     """
     if not features.warp_groups or key.n_x <= (64 if key.weights == 1 else 32):
         return None
@@ -87,7 +87,7 @@ def _is_short(features: Features, key: TileKey) -> bool:
 
 
 def _gemm_32(features: Features, key: TileKey) -> MmaTile | None:
-    """Return the tile for up to 32 rows of x whose blocks fill the device once, None without one.
+    """Return the tile for up to 32 rows of x whose blocks fill the device once, None if none does.
 
     Warps that share the columns of a tile convert the rows of x themselves.
     """

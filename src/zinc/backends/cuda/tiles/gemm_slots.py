@@ -20,7 +20,7 @@ from zinc.gpu.features import Features
 from zinc.gpu.tiling import TABLE_BYTES
 from zinc.gpu.tuned import TileKey
 
-MOST_SLOTS = 8  # of an expert on average
+MOST_SLOTS = 8  # slots per expert on average
 MOST_ROUND = 8  # tiles of a team whose sums are reduced together
 
 

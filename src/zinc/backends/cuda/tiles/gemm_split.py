@@ -19,10 +19,10 @@ from zinc.gpu.tiling import TABLE_BYTES
 from zinc.gpu.tuned import TileKey
 
 MIN_SPLIT_X, MAX_SPLIT_X = 17, 64  # rows of x
-GROUP_ROWS = 64  # weight rows of a warp group
-MOST_GROUPS = 4  # warp groups of a block
-MOST_BLOCKS = 8  # of a cluster
-OTHER_REGISTERS = 80  # of a lane, besides its sums
+GROUP_ROWS = 64  # weight rows per warp group
+MOST_GROUPS = 4  # warp groups per block
+MOST_BLOCKS = 8  # per cluster
+OTHER_REGISTERS = 80  # registers of a lane besides its sums
 # Fixed costs of a block, for a group of columns and for a tile, in products of a warp group with a
 # group of columns.
 STEP_COST, TILE_COST = 2, 8
@@ -55,11 +55,11 @@ class SplitTile(RowsTile):
         )
 
     def tiles(self, weights: int, rows: Sequence[int]) -> int:
-        """Return the tiles of matrices, or of pairs if `weights` is 2, with `rows` rows each."""
+        """Return the number of tiles of matrices with these rows, or of pairs if `weights` is 2."""
         return sum(ceil_div(n, self.rows(weights)) for n in rows)
 
     def blocks(self, weights: int, rows: Sequence[int], units: int) -> int:
-        """Return the blocks that multiply such matrices on `units` compute units."""
+        """Return the number of blocks that multiply such matrices on `units` compute units."""
         return self.cluster * min(self.tiles(weights, rows), clusters_of(units, self.cluster))
 
     def shared_bytes(self, weights: int) -> int:

@@ -15,17 +15,17 @@ from zinc.gpu.tuned import TileKey
 # One row of x. Enough warps with a few units in flight per lane saturate the read bandwidth. Two
 # blocks fit on a compute unit, so that a kernel starts while the one before it ends.
 WARPS_PER_UNIT = 14
-ROWS = 4  # of a warp
+ROWS = 4  # weight rows per warp
 MAX_SPLIT = 8
-IN_FLIGHT = 8  # units of weights of a lane; half as many if it multiplies two matrices
+IN_FLIGHT = 8  # units of weights per lane; half as many for two matrices
 LANE_UNITS = 2  # units of a row that a lane reads; longer rows are split among warps
 # Several rows of x. Registers limit the warps of a compute unit. Blocks are small, because a small
 # block starts as soon as another one ends.
-WARPS_OF_BATCH, SMALL_WARPS = 16, 4  # of a compute unit; of a block
+WARPS_OF_BATCH, SMALL_WARPS = 16, 4  # warps per compute unit; warps per block
 LONG_ROW = 8  # units of a row for each lane of a warp, from which two warps share it
 # With a fused norm, each block repeats the norm, so there are few, large blocks, which share all
 # tiles.
-MAX_TILES = 40  # of a block; their sums fit into shared memory
+MAX_TILES = 40  # per block; their sums fit into shared memory
 HUGE_ROWS = 1 << 15  # weight rows that give the device many waves of blocks
 
 MAX_LANE_UNITS = 32  # per lane: units of weights in flight, or sums

@@ -12,9 +12,9 @@ from zinc.gpu.tiles import units
 from zinc.gpu.tiling import TABLE_BYTES, is_power_of_two
 from zinc.gpu.tuned import TileKey
 
-MOST_VECTOR_SLOTS = 1  # of an expert on average
+MOST_VECTOR_SLOTS = 1  # slots per expert on average
 MOST_VECTOR_COLS = 2048  # two units for each lane of a warp
-MAX_VECTOR_SLOTS = 4  # of an expert that are multiplied at once
+MAX_VECTOR_SLOTS = 4  # slots of an expert that are multiplied at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ def slab_count(key: TileKey) -> int:
 
 
 def n_blocks(tile: MmaTile, key: TileKey) -> int:
-    """Return the blocks of a product whose columns are not split among blocks."""
+    """Return the number of blocks of a product whose columns are not split among blocks."""
     return ceil_div(key.rows, tile.rows) * ceil_div(key.n_x, tile.batch)
 
 

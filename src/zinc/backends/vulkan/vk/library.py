@@ -216,7 +216,8 @@ def _load() -> ctypes.CDLL:
 def library_names(platform: str) -> list[str]:
     """Return the names and paths of the Vulkan loader on a system (`sys.platform`), best first.
 
-    On macOS a driver alone will do. Its linker does not look into the folders of Homebrew.
+    On macOS, the driver can be loaded instead of a loader. The linker of macOS does not search the
+    folders of Homebrew.
     """
     if platform == "win32":
         return ["vulkan-1.dll"]
