@@ -29,13 +29,14 @@ from zinc.quant.blocks import GGMLType
 
 Lowering: TypeAlias = Callable[[Launch, Addresses, Bucket], list[Dispatch]]
 LOWERINGS: dict[str, Lowering] = {}
-# Returns the steps in which a fused node runs, None if the kernel cannot run it.
+# Condition of a fused op: returns the steps in which a node runs, None if the kernel cannot run it.
 FusedCondition: TypeAlias = Callable[[Node], StepCondition | None]
 FUSED: dict[str, FusedCondition] = {}
 # Returns whether a device runs a fused op faster than the ops that it replaces.
 Preference: TypeAlias = Callable[[Features], bool]
 PREFERENCES: dict[str, Preference] = {}
-# Fuses two dispatches, of which the second reads what the first writes; None if no kernel does both
+# Returns one dispatch for two, of which the second reads the output of the first; None if no kernel
+# does both.
 Join: TypeAlias = Callable[[Dispatch, Dispatch], Dispatch | None]
 Function = TypeVar("Function", bound=Callable[..., object])
 

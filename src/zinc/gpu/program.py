@@ -40,7 +40,7 @@ from zinc.ops.values import Constant, FloatArray, RowFormat
 
 MAX_RECORDINGS = 64
 IN_FLIGHT = 2
-# Hidden rows of more bytes, those of prompts, are copied when they are read, not with each step.
+# Larger hidden rows, such as those of prompts, are copied when they are read, not in each step.
 MAX_HIDDEN_BYTES = 1 << 20
 POLL_S = 1e-2  # longest wait without a sleep
 

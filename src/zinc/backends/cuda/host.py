@@ -154,8 +154,8 @@ class CudaHost:
     def _sleep(self, event: Any, seconds: float) -> None:
         """Sleep for `seconds`, or until a submission has ended.
 
-        The expected duration comes from earlier steps. One long sleep would make a step as long as
-        expected, so that one slow step would slow down all that follow.
+        The expected duration comes from earlier steps. With one long sleep, no step would seem
+        shorter than expected, so one slow step would slow down all later steps.
         """
         end = time.perf_counter() + seconds
         while (left := end - time.perf_counter()) > SLEEP_S:

@@ -52,7 +52,7 @@ def pack_kernel(type: GGMLType) -> KernelVariant:
 
 
 class Uploader:
-    """Copies matrices to a device and packs them there. Several threads may upload."""
+    """An uploader that copies matrices to a device and packs them there. It is thread-safe."""
 
     def __init__(self, host: CudaHost) -> None:
         self._host = host

@@ -93,7 +93,7 @@ def _matrix_tiles(state: KVState, at: Addresses) -> list[tuple[int, int]]:
 def _has_matrices(state: KVState, at: Addresses, rows: int, keys: int) -> bool:
     """Return whether the kernel with matrices can use tiles of `rows` queries and `keys` keys."""
     key, value = state.head_dim // 8 + 1, state.head_dim_v // 8 + 1
-    if at.features.has_few_registers:  # values take the place of keys, and queries stay
+    if at.features.has_few_registers:  # values reuse the memory of keys, not of queries
         tile = 16 * (keys * max(key, value) + rows * key)
     else:
         tile = 16 * max(keys * (key + value), rows * key)

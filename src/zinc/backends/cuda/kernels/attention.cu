@@ -148,7 +148,7 @@ EARLY_KERNEL(attention, Arguments)
 
     for (; at < split.end; at += stride)
     {
-        // Prefetch the next keys and values while these are used.
+        // Prefetch the next keys and values while the current ones are used.
         loadKeys(args, split, next, j, k_next);
         loadValues(args, split, next, j, v_next);
 #if PREPARES

@@ -99,7 +99,7 @@ struct Tiles : KeyRange
 #endif
     }
 
-    /// The tile `i` tiles after the one whose values are summed.
+    /// Returns the tile that follows `i` tiles after the tile whose values are summed.
     MEMBER uint4* tile(uint i) { return (uint4*)stages + (multiplied + i) % TILES * TILE_CHUNKS; }
 
     /// Calls `act(row, chunk)` for each chunk of this thread.
@@ -163,7 +163,8 @@ struct Tiles : KeyRange
         if (thread < SCALES) copyAsync(to + NUMBERS + thread, (uint8_t*)from.scales + 16 * thread, true);
     }
 
-    /// Converts the tile `i` tiles after the one whose values are summed, which has been copied.
+    /// Converts the tile that follows `i` tiles after the tile whose values are summed. Its copy has
+    /// arrived.
     MEMBER void convert(uint i)
     {
         uint at = multiplied + i;

@@ -13,7 +13,7 @@ DEVICE uint clusterRank()
     return rank;
 }
 
-/// Counts the bytes that the blocks of the cluster send to this one (mbarrier).
+/// An mbarrier that counts the bytes that the blocks of the cluster send to this block.
 SHARED uint64_t mailbox;
 
 /// Opens the mailbox of this block for `bytes`. All threads call it together, long before the first

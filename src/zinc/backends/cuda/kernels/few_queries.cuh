@@ -114,13 +114,13 @@ struct KeySplit
         return min(max(begin, ownPosition()), lastPosition()) - ownPosition();
     }
 
-    /// The row of query r before it is prepared.
+    /// Returns the address of query r, before norm and RoPE if this kernel applies them (PREPARES).
     MEMBER uint8_t* query(ARGS, uint r) const
     {
         return rowAt(args.q, tokenOf(r), args.q_stride) + 4 * headOf(r) * HEAD_DIM;
     }
 
-    /// Four columns of query r as it is scored.
+    /// Returns four columns of query r, after norm and RoPE.
     MEMBER float4 queryFour(ARGS, uint r, uint col)
     {
 #if PREPARES
@@ -179,8 +179,8 @@ struct KeySplit
         end = min(begin + (each + (index < longer ? 1 : 0)) * keys, end);
     }
 
-    /// Stores four columns of the sums of head r over the split. With Q8 the eight lanes of a block
-    /// of columns call it together.
+    /// Stores four columns of the sums of head r over the split. With Q8, the eight lanes of a block of
+    /// columns call it together.
     MEMBER void store(ARGS, uint r, uint col, float4 y, OnlineSoftmax all)
     {
         if (!hasQuery(r)) return;

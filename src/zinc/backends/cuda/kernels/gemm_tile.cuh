@@ -55,7 +55,8 @@ struct Sums
     }
 };
 
-/// Returns the place of a warp in a tile of weight rows starting at `first`, without rows of x and columns.
+/// Returns the work of a warp in a tile of weight rows starting at `first`. Rows of x and columns are
+/// unset.
 DEVICE TileOrigin warpOrigin(uint first, uint thread)
 {
     TileOrigin origin;
@@ -66,8 +67,8 @@ DEVICE TileOrigin warpOrigin(uint first, uint thread)
 }
 
 #if !EXPERTS
-/// Returns the place of a warp in the tile of the block: weight rows of group.x, rows of x of
-/// group.y, columns of split group.z.
+/// Returns the work of a warp in the tile of the block: weight rows of group.x, rows of x of group.y,
+/// columns of split group.z.
 DEVICE TileOrigin linearOrigin(ARGS, uint thread)
 {
     const uint slabs = slabCount(args), each = (slabs + SPLITS - 1) / SPLITS;

@@ -15,7 +15,7 @@ using Arguments = LinearArguments;
 
 #define COLUMNS (COLS > 0 ? uint(COLS) : args.cols)
 
-/// Returns the rows of x in this step.
+/// Returns the number of rows of x in this step.
 DEVICE uint rowCount(ARGS) { return rowsOf(args.step, args.dim); }
 
 DEVICE uint8_t* rowAt(ARGS, uint i, uint plane)
@@ -23,7 +23,8 @@ DEVICE uint8_t* rowAt(ARGS, uint i, uint plane)
     return args.x + uint64_t(i) * args.x_stride + 4 * plane * COLUMNS;
 }
 
-/// Returns element r of a plane of row i, from its sums over w and over the other weight.
+/// Returns element r of a plane of row i of y: adds bias and residual, or applies the gate. sum, up:
+/// dot products of the row of x with the weight and, for GLU, with the up weight.
 DEVICE float result(ARGS, uint i, uint plane, uint r, float sum, float up)
 {
     uint col = plane * args.rows + r;
@@ -50,7 +51,7 @@ DEVICE void storeResult(ARGS, uint i, uint plane, uint r, float sum, float up)
     *(float*)(args.y + at) = result(args, i, plane, r, sum, up);
 }
 
-/// Stores elements r to r + 3, except those past the last row.
+/// Stores elements r to r + 3 of a plane of row i of y, except those past the last row of the weight.
 DEVICE void storeResults(ARGS, uint i, uint plane, uint r, float4 sum, float4 up)
 {
     float* y = (float*)(args.y + uint64_t(i) * args.y_stride) + plane * args.rows + r;

@@ -1,5 +1,5 @@
-// lora: result = y + scale * b (a x) for a row of x, where `scale` is the adapter scale of the
-// row's sequence. A block has a slice of the rows of b. Rows whose scale is 0 stay unchanged.
+// lora: result = y + scale * b (a x) for a row of x, where `scale` is the adapter scale of the row's
+// sequence. A block multiplies a slice of the rows of b. Rows whose scale is 0 stay unchanged.
 //   RANK        rows of a, columns of b
 //   SHRINKS     1: multiply x by a first; 0: x has been multiplied by a already
 //   ROWS_Q8     rows of x are 8-bit blocks (q8.cuh)

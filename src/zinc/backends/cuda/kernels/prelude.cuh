@@ -56,7 +56,7 @@ DEVICE void startDependents()
 #endif
 }
 
-/// Waits until the kernels before this one have ended.
+/// Waits until the kernels that this kernel depends on have ended.
 DEVICE void waitForInputs()
 {
 #if HAS_EARLY_START
@@ -339,7 +339,7 @@ DEVICE float warpMax(float x)
 DEVICE uint warpMax(uint x) { return __reduce_max_sync(0xffffffffu, x); }
 DEVICE uint warpMin(uint x) { return __reduce_min_sync(0xffffffffu, x); }
 
-/// Returns the sum over the lanes before this one.
+/// Returns the sum of x over the lanes before this lane.
 DEVICE uint warpPrefixSum(uint x)
 {
     const uint lane = threadIdx.x % SUBGROUP;

@@ -59,7 +59,8 @@ DEVICE float totalOf(uint group)
 }
 #endif
 
-/// Writes the chosen experts and their weights to `y`. `bias` changes the choice, if it is not null.
+/// Writes the chosen experts and their weights to `y`. If `bias` is not null, it is added to the scores
+/// for the choice, but not to the weights.
 DEVICE void chooseExperts(const float* logits, const float* bias, float scale, float* y, uint lane)
 {
     float scores[EACH];

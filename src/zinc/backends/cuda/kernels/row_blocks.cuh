@@ -1,4 +1,4 @@
-// Blocks of neighbouring rows of one sequence, which other kernels process in parallel. Blocks have
+// Blocks of neighbouring rows of one sequence, which thread blocks process in parallel. Blocks have
 // slots in memory: those of a sequence are neighbours, and the first one is at `firstSlot`.
 
 #pragma once

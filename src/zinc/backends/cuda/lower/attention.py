@@ -95,7 +95,7 @@ def _attend(launch: Launch, at: Addresses, bucket: Bucket, y_at: int) -> list[Di
     """Return the dispatches of attention that writes its output to address `y_at`."""
     state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
     selected, seen = selection(launch, at, bucket), bucket
-    if selected is not None:  # a tile has rows of one token
+    if selected is not None:  # a tile has rows of one token only
         seen = replace(bucket, sequences=bucket.tokens, keys=min(bucket.keys, selected.cols))
     tile = _tile(launch, at, bucket, seen, is_selected=selected is not None)
     if tile is None or at.features.batch_invariant:
@@ -130,7 +130,8 @@ def _tile(
 ) -> AttentionTile | WideTile | None:
     """Return the tile of an attention op, None if no kernel with tensor cores suits it.
 
-    seen: the step as a tile sees it. is_selected: each token attends to its own selection of keys.
+    seen: `bucket`; if keys are selected, the same step with one sequence per token. is_selected:
+    each token attends to its own selection of keys.
     """
     state, n_heads = operand(launch, "cache", KVState), int(launch.attributes["n_heads"])
     tile = None
