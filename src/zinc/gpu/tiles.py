@@ -38,7 +38,7 @@ STEP_COLS, STAGED_ROW_BYTES = 64, 144  # columns of a step, bytes of a row (gemm
 # Weight rows per compute unit from which tiles of 128 and of 256 rows fill the device.
 MANY_TILE_ROWS = 96
 MOST_TILE_ROWS = 256
-LONG_COLS = 8192  # from here on, workgroups split the columns instead of teams of a workgroup
+LONG_COLS = 8192  # with this many columns, workgroups split them, not teams of a workgroup
 SUBGROUPS_A_UNIT = 16  # resident subgroups that hide the latency of loads
 MIN_STEPS, MAX_SPLITS = 2, 8  # steps of a team, and workgroups that split the columns of a tile
 

@@ -152,7 +152,7 @@ KERNEL(sample, Arguments)
 #if FIRST
     for (uint b = 0; b < params.n_banned; b++)
         UNROLL for (uint e = 0; e < EACH; e++)
-            if (first + e * THREADS == row_params->banned[b]) stored[e] = asfloat(0xff800000u); // minus infinity
+            if (first + e * THREADS == row_params->banned[b]) stored[e] = asfloat(0xff800000u); // -infinity
 #endif
     const uint k = uint(params.k), n = FIRST ? args.n : k * (args.n / TOP);
     uint64_t own[EACH], best = 0;

@@ -49,7 +49,7 @@ BLOCKS_PER_UNIT = 2  # blocks that fill a compute unit
 MIN_SPLIT_KEYS = 128  # fewer keys are not worth a merge
 MAX_SPLITS = 64
 # A merge has several blocks for each head and token if the heads do not fill the device.
-MERGE_COLUMNS, MERGE_THREADS = 64, 512  # least columns and most threads of a block
+MERGE_COLUMNS, MERGE_THREADS = 64, 512  # per block: least columns, most threads
 
 
 @lowers("attention")
