@@ -22,15 +22,18 @@ pytestmark = [
 # Kernels that FEW_REGISTERS changes, or whose tiles depend on registers.
 CHANGED = (
     *("attention", "select_keys", "rope", "kv_store", "delta_rule", "ssm_scan"),
-    *("linear", "linear_glu"),
+    *("linear", "linear_glu", "norm_route", "sample"),
 )
 CASES = {
     f"{op.name}-{case.name}": (op, case)
     for op, case in every_case()
     if op.name in CHANGED and is_for(api.kernels("vulkan"), op, case)
 }
-# Heads that the kernel prepares, and the recurrent state.
-QUICK = ("attention-few-rope-norm", "delta_rule-equal")
+# Heads that the kernel prepares, the recurrent state, the router, and a sampler of two launches.
+QUICK = (
+    *("attention-few-rope-norm", "delta_rule-equal"),
+    *("norm_route-gate", "sample-banned-16390"),
+)
 
 
 @pytest.fixture(scope="module", params=[64, pytest.param(128, marks=pytest.mark.every)])

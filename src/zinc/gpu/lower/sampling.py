@@ -18,6 +18,8 @@ from zinc.ops.sampling import MOST_CANDIDATES
 
 CHUNK = 8192  # candidates of a workgroup
 THREADS = 256
+# Threads keep their candidates in registers, 8 of them on devices with the fewest registers.
+SMALL_CHUNK, MANY_THREADS = 4096, 512
 
 
 @lowers("sample")
@@ -31,9 +33,11 @@ def sample(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         penalize = PenalizeArguments(step=at.step, logits=source, stride=stride)
         kernel = KernelVariant("penalize", (("THREADS", THREADS),))
         dispatches.append(Dispatch(kernel, penalize, (bucket.outputs, 1, 1)))
+    few = at.features.has_fewest_registers
+    chunk, threads = (SMALL_CHUNK, MANY_THREADS) if few else (CHUNK, THREADS)
     is_first = True
     while True:
-        chunks = ceil_div(n, CHUNK)
+        chunks = ceil_div(n, chunk)
         if chunks == 1:
             target, target_stride = at.ref(sampled), sampled.stride
         else:
@@ -42,10 +46,10 @@ def sample(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         kernel = KernelVariant(
             "sample",
             (
-                ("CHUNK", CHUNK if chunks > 1 else max(THREADS, power_of_two(n))),
+                ("CHUNK", chunk if chunks > 1 else max(threads, power_of_two(n))),
                 ("FIRST", int(is_first)),
                 ("LAST", int(chunks == 1)),
-                ("THREADS", THREADS),
+                ("THREADS", threads),
                 ("TOP", MOST_CANDIDATES),
             ),
         )
