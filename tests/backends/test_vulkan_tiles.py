@@ -139,3 +139,20 @@ def test_more_rows_than_workgroups_in_one_direction_are_covered(n_tokens: int) -
     case.returns(case.graph.linear(case.rows(32), case.matrix(4 * Features(32).max_groups + 5, 32)))
     want = run(api.create("ref"), case)
     np.testing.assert_allclose(run(api.create("vulkan"), case), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif("vulkan" not in computing(), reason="no Vulkan device here")
+@pytest.mark.parametrize("n_tokens", [1, 2])
+def test_a_norm_between_products_may_have_its_own_dispatch(n_tokens, monkeypatch):
+    """NVIDIA GPUs and CPUs put it into the products, other GPUs do not."""
+    monkeypatch.setattr(tiles, "stores_unscaled", lambda _: False)
+    case = Case("norm", n_tokens)
+    graph = case.graph
+    made = graph.linear(case.rows(256), case.matrix(128, 256, GGMLType.Q4_K, 256**-0.5))
+    made = graph.add(made, case.rows(128))
+    x = graph.rms_norm(made, case.vector(128), eps=1e-5)
+    y = graph.linear(x, case.matrix(64, 128, GGMLType.Q8_0, 128**-0.5))
+    case.returns(graph.concat_heads(y, made, n_heads=1))
+    want = run(api.create("ref"), case)
+    got = run(api.create("vulkan"), case)
+    assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want)

@@ -92,10 +92,6 @@ class GpuBackend(GpuKernels):
         self._pool, self._lock = Pool(host), threading.Lock()
         self.weights: dict[str, tuple[DeviceWeight | None, Slice]] = {}
 
-    def runs_fused(self, node: Node) -> StepCondition | None:
-        prefers = self.kernel_set.prefers.get(node.op)
-        return super().runs_fused(node) if prefers is None or prefers(self.features) else None
-
     def describe(self) -> str:
         mode = ", batch invariant" if self.capabilities.batch_invariant else ""
         tuned = ", tuned tiles" if self.n_tuned else ""

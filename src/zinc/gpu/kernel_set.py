@@ -19,7 +19,6 @@ from zinc.core.errors import UnsupportedError
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch
-from zinc.gpu.features import Features
 from zinc.gpu.memory import Bytes
 from zinc.gpu.tiling import Tiling
 from zinc.ops.node import Node
@@ -32,9 +31,6 @@ LOWERINGS: dict[str, Lowering] = {}
 # Condition of a fused op: returns the steps in which a node runs, None if the kernel cannot run it.
 FusedCondition: TypeAlias = Callable[[Node], StepCondition | None]
 FUSED: dict[str, FusedCondition] = {}
-# Returns whether a device runs a fused op faster than the ops that it replaces.
-Preference: TypeAlias = Callable[[Features], bool]
-PREFERENCES: dict[str, Preference] = {}
 # Returns one dispatch for two, of which the second reads the output of the first; None if no kernel
 # does both.
 Join: TypeAlias = Callable[[Dispatch, Dispatch], Dispatch | None]
@@ -57,7 +53,6 @@ def registering(table: dict[str, Function]) -> Callable[[str], Callable[[Functio
 # A lowering raises NotImplementedError, with the reason, for a launch that no kernel can run.
 lowers = registering(LOWERINGS)
 fuses = registering(FUSED)
-prefers = registering(PREFERENCES)
 
 
 class WeightLayout(Protocol):
@@ -92,8 +87,7 @@ class KernelSet:
     """The kernels of a backend: lowerings by op, conditions of fused ops, weight layout and limits.
 
     backend: the backend's name in error messages. max_argument_bytes: limit of the arguments of a
-    dispatch. fused: the steps in which a kernel runs a fused op, by op. prefers: returns
-    whether a device runs a fused op faster than the ops that it replaces, by op.
+    dispatch. fused: the steps in which a kernel runs a fused op, by op.
     stores_blocks: ops whose kernels can store rows of Q8_32, besides those that every backend has
     (`stores_formats` of the op). tilings: the tiles of each tunable kernel, by name. sources:
     returns a digest of the kernels' code. joins: functions that fuse the last dispatch of a launch
@@ -109,7 +103,6 @@ class KernelSet:
     sources: Callable[[], str]
     stores_blocks: frozenset[str] = frozenset()
     joins: Mapping[str, Join] = field(default_factory=dict)
-    prefers: Mapping[str, Preference] = field(default_factory=dict)
 
     def lower(self, launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
         """Return the dispatches of a launch in a step of `bucket`. Raises UnsupportedError.

@@ -18,7 +18,7 @@ from zinc.backends.vulkan.physical import MAX_PUSH_BYTES, candidates
 from zinc.gpu import lower
 from zinc.gpu.backend import GpuBackend, GpuKernels
 from zinc.gpu.fragment_tiles import FRAGMENT_TILINGS
-from zinc.gpu.kernel_set import FUSED, LOWERINGS, PREFERENCES, KernelSet
+from zinc.gpu.kernel_set import FUSED, LOWERINGS, KernelSet
 from zinc.gpu.packing import StreamWeights
 from zinc.gpu.tiling import TILINGS
 
@@ -28,7 +28,6 @@ SLANG_KERNELS = KernelSet(
     backend="Vulkan",
     lowerings=LOWERINGS,
     fused=FUSED,
-    prefers=PREFERENCES,
     tilings=TILINGS | FRAGMENT_TILINGS,
     sources=shaders.sources_digest,
     weights=StreamWeights(),

@@ -57,8 +57,9 @@ class Product:
 
     y, residual: (address, stride). kind: LINEAR, GLU or GATED; it decides what `up` and `residual`
     are (`LinearArguments`). rows_beside: weight rows of other products that run at the same time.
-    unscaled: address of `x` as unscaled rows of its norm, 0 if it has none. gates: y is multiplied
-    by the sigmoid of `residual`, which has one column.
+    x_at: address of the rows of x, if they are not in the arena. is_unscaled: they are unscaled
+    rows (kernels/unscaled_rows.slang). gates: y is multiplied by the sigmoid of `residual`, which
+    has one column.
     """
 
     x: Ref
@@ -73,7 +74,8 @@ class Product:
     planes: int = 1
     y_format: RowFormat = RowFormat.F32
     rows_beside: int = 0
-    unscaled: int = 0
+    x_at: int = 0
+    is_unscaled: bool = False
     gates: bool = False
 
     @property
@@ -93,7 +95,7 @@ class Product:
             step=at.step,
             w=matrix(w),
             up=self.up,
-            x=self.unscaled or at.ref(x),
+            x=self.x_at or at.ref(x),
             y=self.y[0],
             bias=self.bias,
             up_bias=self.up_bias,
@@ -115,7 +117,7 @@ class Product:
         """Return the macros that every kernel for the product has."""
         out_q8 = int(self.y_format is RowFormat.Q8_32)
         formats = dict(format_defines(at, self.w, self.x, self.w.cols))
-        if self.unscaled:
+        if self.is_unscaled:
             formats["NORM_X"] = 1
         if self.gates:
             formats["GATES"] = 1
