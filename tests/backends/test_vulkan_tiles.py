@@ -26,6 +26,7 @@ from zinc.gpu.rows import row_bytes
 from zinc.ops.cases import Case
 from zinc.ops.values import Dim, RowFormat
 from zinc.quant.blocks import GGMLType
+from zinc.testing.parity import plan_case
 
 DEVICES = {
     "lavapipe": Features(8, shared_bytes=32768),
@@ -148,11 +149,15 @@ def test_a_norm_between_products_may_have_its_own_dispatch(n_tokens, monkeypatch
     monkeypatch.setattr(tiles, "stores_unscaled", lambda _: False)
     case = Case("norm", n_tokens)
     graph = case.graph
-    made = graph.linear(case.rows(256), case.matrix(128, 256, GGMLType.Q4_K, 256**-0.5))
-    made = graph.add(made, case.rows(128))
+    residual, x = case.rows(128), case.rows(256)
+    made = graph.linear(x, case.matrix(128, 256, GGMLType.Q4_K, 256**-0.5))
+    made = graph.add(made, residual)
     x = graph.rms_norm(made, case.vector(128), eps=1e-5)
     y = graph.linear(x, case.matrix(64, 128, GGMLType.Q8_0, 128**-0.5))
     case.returns(graph.concat_heads(y, made, n_heads=1))
+    backend = api.create("vulkan")
+    fused = {x.kernel for x in plan_case(case, backend).launches}
+    assert "linear_norm_linear" in fused
     want = run(api.create("ref"), case)
-    got = run(api.create("vulkan"), case)
+    got = run(backend, case)
     assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want)
