@@ -34,21 +34,30 @@ MOST_ROWS = 2  # rows of x; with more, the first product needs larger tiles, whi
 @fuses("linear_norm_linear")
 def linear_norm_linear_steps(node: Node) -> StepCondition | None:
     """Return the steps of few tokens, if the rows and weights of `node` suit the kernel."""
-    n_parts = len(node.outputs) - 1
-    return _steps(node, [node.weight("weight", i) for i in range(n_parts)])
+    return _steps(node, weights_of_parts(node))
 
 
 @fuses("linear_norm_linear_glu")
 def linear_norm_linear_glu_steps(node: Node) -> StepCondition | None:
     """Return the steps of few tokens, if the rows and weights of `node` suit the kernel."""
+    return _steps(node, weights_of_gate(node))
+
+
+def weights_of_parts(node: Node) -> list[Weight]:
+    """Return the weights of the second product of a linear_norm_linear."""
+    return [node.weight("weight", i) for i in range(len(node.outputs) - 1)]
+
+
+def weights_of_gate(node: Node) -> list[Weight]:
+    """Return the weights of the second product of a linear_norm_linear_glu, [] if types differ."""
     weights = [node.weight("gate"), node.weight("up")]
-    return _steps(node, weights) if len({w.type for w in weights}) == 1 else None
+    return weights if weights[0].type is weights[1].type else []
 
 
 def _steps(node: Node, weights: Sequence[Weight]) -> StepCondition | None:
     first = node.weight("first")
     is_quantised = not any(weight.type in FLOATS for weight in weights)
-    if not is_quantised or first.rows % BLOCK or len(first.shape) > 2:
+    if not weights or not is_quantised or first.rows % BLOCK or len(first.shape) > 2:
         return None
     return StepCondition((1, MOST_ROWS))
 

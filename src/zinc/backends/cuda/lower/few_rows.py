@@ -32,6 +32,7 @@ from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
+from zinc.gpu.lower.linear_norm import weights_of_gate, weights_of_parts
 from zinc.gpu.lower.operands import ref_or_null, rows, vector_or_null
 from zinc.gpu.lower.weights import format_defines, same_layout, weight_of
 from zinc.gpu.packing import FLOATS
@@ -103,21 +104,19 @@ def linear_norm_linear_glu(launch: Launch, at: Addresses, bucket: Bucket) -> lis
 @fuses("linear_norm_linear")
 def linear_norm_linear_steps(node: Node) -> StepCondition | None:
     """Return the steps of few tokens, if the rows and weights of `node` suit the kernel."""
-    n_parts = len(node.outputs) - 1
-    return _steps(node, [node.weight("weight", i) for i in range(n_parts)])
+    return _steps(node, weights_of_parts(node))
 
 
 @fuses("linear_norm_linear_glu")
 def linear_norm_linear_glu_steps(node: Node) -> StepCondition | None:
     """Return the steps of few tokens, if the rows and weights of `node` suit the kernel."""
-    weights = [node.weight("gate"), node.weight("up")]
-    return _steps(node, weights) if len({w.type for w in weights}) == 1 else None
+    return _steps(node, weights_of_gate(node))
 
 
 def _steps(node: Node, weights: Sequence[Weight]) -> StepCondition | None:
     first = node.weight("first")
     is_quantised = not any(weight.type in FLOATS for weight in (first, *weights))
-    if not is_quantised or node.rows("x").format is not RowFormat.Q8_32:
+    if not weights or not is_quantised or node.rows("x").format is not RowFormat.Q8_32:
         return None
     return StepCondition((FEWEST_ROWS, MOST_ROWS)) if first.rows % BLOCK == 0 else None
 
