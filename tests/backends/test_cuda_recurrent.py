@@ -28,6 +28,9 @@ STEPS = ((70, 40), (1, 1), (0, 45), (65, 3), (2, 108))
 # The same for sequences that are rolled back.
 BACK_AND_FORTH = ((70, 40), (17, 17), (60, 48), (1, 100), (100, 1), (33, 18), (18, 33), (96, 14))
 
+# Single tokens and steps with rejected rows take turns, over the ends of chunks.
+ALTERNATING = ((20, 9), *[(1, 1)] * 13, (9, 2), *[(1, 1)] * 20, (9, 9), *[(1, 1)] * 3)
+
 # Rejected tokens of each op by default; those of a scan run the kernels of the delta rule.
 SET_BACK = {("delta_rule", 7), ("ssm_scan", 0), ("causal_conv", 16)}
 
@@ -150,10 +153,15 @@ def test_the_batch_invariant_mode_goes_token_by_token(name: str) -> None:
 def test_steps_with_one_token_a_sequence_run_fused_and_continue_the_states(
     n: int, rollback: int
 ) -> None:
+    check_fused(emulated.backend(), n, rollback)
+
+
+def check_fused(backend: Backend, n: int, rollback: int) -> None:
+    """Compare prompts and decode of `n` sequences with ref, and check which steps run fused."""
     prompts, decode, mixed = [3] * n, [1] * n, [1] * (n - 1) + [2]
     steps = steps_of((prompts, decode, decode, mixed, decode), range(n)[::-1], ends=2)
     case = delta_step_case("steps", DeltaShape(2, 4, 32, 64), prompts)
-    program = program_of(emulated.backend(), case, n, rollback)
+    program = program_of(backend, case, n, rollback)
     check(program, program_of(api.create("ref"), case, n, rollback), steps)
     fused, unfused = (
         [i for i, x in enumerate(program.plan.launches) if x.kernel in names]
@@ -167,11 +175,9 @@ def test_steps_with_one_token_a_sequence_run_fused_and_continue_the_states(
 @needs_compiler
 @pytest.mark.parametrize("grouped", [pytest.param(False, marks=pytest.mark.every), True])
 def test_fused_steps_share_states_that_are_rolled_back(grouped: bool) -> None:
-    """Single tokens and steps with rejected rows take turns, over the ends of chunks."""
-    counts = [(20, 9), *[(1, 1)] * 13, (9, 2), *[(1, 1)] * 20, (9, 9), *[(1, 1)] * 3]
     case = delta_step_case("steps", DeltaShape(2, 4, 32, 64), (20, 9), grouped=grouped)
     programs = (program_of(x, case, 2, 8) for x in (emulated.backend(), api.create("ref")))
-    check(*programs, steps_of(counts, (1, 0), rejected=6))
+    check(*programs, steps_of(ALTERNATING, (1, 0), rejected=6))
 
 
 def kernels_of(program: Program, step: Step, op: str) -> list[str]:

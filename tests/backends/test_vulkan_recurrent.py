@@ -1,16 +1,26 @@
-"""The delta rule in chunks with Vulkan beyond the op cases."""
+"""The delta rule in chunks, and fused steps of decode, with Vulkan beyond the op cases."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from backends.test_cuda_recurrent import STEPS, TOKENS, check, kernels_of, program_of, steps_of
+from backends.test_cuda_recurrent import (
+    ALTERNATING,
+    STEPS,
+    TOKENS,
+    check,
+    check_fused,
+    kernels_of,
+    program_of,
+    steps_of,
+)
 from present import computing
 
 from zinc.backends import api
 from zinc.backends.api import Program
 from zinc.ops.recurrent import DeltaShape, delta_case
+from zinc.ops.recurrent_step import delta_step_case
 
 pytestmark = pytest.mark.skipif("vulkan" not in computing(), reason="there is no Vulkan driver")
 
@@ -39,3 +49,20 @@ def test_prompts_go_in_chunks_and_decode_token_by_token() -> None:
 def test_the_batch_invariant_mode_and_states_that_are_rolled_back_go_token_by_token() -> None:
     assert kernel_names(program(batch_invariant="true"), PROMPT) == ["delta_rule"]
     assert kernel_names(program(rollback=8), PROMPT) == ["delta_rule"]
+
+
+@pytest.mark.parametrize(
+    ("n", "rollback"),
+    [pytest.param(1, 0, marks=pytest.mark.every), (8, 0), (3, 8)],
+)
+def test_steps_with_one_token_a_sequence_run_fused_and_continue_the_states(
+    n: int, rollback: int
+) -> None:
+    check_fused(api.create("vulkan"), n, rollback)
+
+
+@pytest.mark.parametrize("grouped", [pytest.param(False, marks=pytest.mark.every), True])
+def test_fused_steps_share_states_that_are_rolled_back(grouped: bool) -> None:
+    case = delta_step_case("steps", DeltaShape(2, 4, 32, 64), (20, 9), grouped=grouped)
+    programs = (program_of(api.create(x), case, 2, 8) for x in ("vulkan", "ref"))
+    check(*programs, steps_of(ALTERNATING, (1, 0), rejected=6))

@@ -21,8 +21,8 @@ pytestmark = [
 
 # Kernels that FEW_REGISTERS changes, or whose tiles depend on registers.
 CHANGED = (
-    *("attention", "select_keys", "rope", "kv_store", "delta_rule", "ssm_scan"),
-    *("linear", "linear_glu", "norm_route", "sample"),
+    *("attention", "select_keys", "rope", "kv_store", "delta_rule", "delta_step"),
+    *("ssm_scan", "linear", "linear_glu", "norm_route", "sample"),
 )
 CASES = {
     f"{op.name}-{case.name}": (op, case)
@@ -31,7 +31,7 @@ CASES = {
 }
 # Heads that the kernel prepares, the recurrent state, the router, and a sampler of two launches.
 QUICK = (
-    *("attention-few-rope-norm", "delta_rule-equal"),
+    *("attention-few-rope-norm", "delta_rule-equal", "delta_step-shared"),
     *("norm_route-gate", "sample-banned-16390"),
 )
 

@@ -37,7 +37,7 @@ def _cost(node: Node) -> Cost:
 
 def _cases() -> Iterator[Case]:
     yield delta_step_case("shared", DeltaShape(2, 4, 32, 32), (1,), cached=3)
-    yield delta_step_case("grouped", DeltaShape(1, 2, 64, 64), (1,), cached=3, grouped=True)
+    yield delta_step_case("grouped", DeltaShape(1, 2, 64, 64), (1,), cached=3, grouped=True, taps=3)
     yield delta_step_case("sequences", DeltaShape(2, 4, 32, 64), (1, 1, 1), cached=3)
 
 
@@ -48,9 +48,10 @@ def delta_step_case(
     *,
     cached: int = 0,
     grouped: bool = False,
+    taps: int = 4,
 ) -> Case:
     """Return a case of the three ops over `sequences`, which have `cached` tokens before them."""
-    case, taps = Case(name, sum(sequences), sequences=sequences, cached=cached), 4
+    case = Case(name, sum(sequences), sequences=sequences, cached=cached)
     graph, heads, cols = case.graph, shape.n_v_heads, shape.qkv_cols
     conv = RecurrentState("conv", (taps - 1) * cols)
     y = graph.delta_rule(

@@ -530,7 +530,10 @@ class DeltaChunkArguments(_DeltaArguments):
 
 
 class DeltaStepArguments(Struct):
-    """Arguments of convolution, delta rule and gated norm of one token per sequence."""
+    """Arguments of convolution, delta rule and gated norm of one token per sequence.
+
+    Strides are floats from row to row.
+    """
 
     step: StepAddress
     x: Bytes
@@ -547,17 +550,16 @@ class DeltaStepArguments(Struct):
     arrived: Annotated[
         Uints, "[sequences, key heads]: value heads that have read its columns; 0 between steps"
     ]
-    x_stride: U32
-    alpha_stride: U32
-    beta_stride: U32
-    z_stride: U32
-    y_stride: U32
-    cols: Annotated[U32, "of x"]
-    conv_slot_floats: U32
     slot_floats: Annotated[U32, "floats from state slot to state slot"]
+    eps: F32
     n_k_heads: U16
     n_v_heads: U16
-    eps: F32
+    x_stride: U16
+    alpha_stride: U16
+    beta_stride: U16
+    z_stride: U16
+    y_stride: U16
+    is_one_token: Annotated[Flag, "the step has one token, so its header need not be read"]
 
 
 class RopeTableArguments(Struct):

@@ -164,7 +164,7 @@ def delta_rule(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     arguments = DeltaChunkArguments(**x.fields(launch, at), chunks=chunks)
     sizes = (("K_DIM", k_dim), ("VECTORS", in_vectors(at, x.qkv, x.alpha)), ("V_DIM", v_dim))
     options = (("FLOOR", int("floor" in attrs)), ("GROUPED", int(attrs["grouped"])))
-    share = (("COLS", DELTA_COLS), ("SHARE", _lanes_of_column(features, k_dim)))
+    share = (("COLS", DELTA_COLS), ("SHARE", lanes_of_column(features, k_dim)))
     grid = (n_v, ceil_div(v_dim, DELTA_COLS), bucket.sequences)
     return [
         Dispatch(KernelVariant("delta_channels", (*options, *sizes)), arguments, (slots, n_v, 1)),
@@ -317,7 +317,7 @@ def by_token(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
             ("K_DIM", k_dim),
             ("ROLLBACK", rollback),
             ("ROWS", n_rows),
-            ("SHARE", _lanes_of_column(at.features, k_dim)),
+            ("SHARE", lanes_of_column(at.features, k_dim)),
             ("SSM", int(x.skip is not None)),
             ("VECTORS", in_vectors(at, x.qkv, x.alpha if channels else None)),
             ("V_DIM", v_dim),
@@ -334,7 +334,7 @@ def by_token(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
     return [Dispatch(kernel, arguments, grid)]
 
 
-def _lanes_of_column(features: Features, k_dim: int) -> int:
+def lanes_of_column(features: Features, k_dim: int) -> int:
     """Return the lanes that share a column of the state."""
     if features.has_few_registers and features.subgroup >= 16 and k_dim % 64 == 0:
         return 16

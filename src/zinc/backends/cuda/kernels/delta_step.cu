@@ -55,6 +55,8 @@ SHARED float2 kept_gates[KEPT]; // decay and beta
 SHARED bool read_last; // whether no other value head of the key head still reads its columns
 #endif
 
+DEVICE uint colsOf(ARGS) { return 2 * args.n_k_heads * K_DIM + args.n_v_heads * V_DIM; }
+
 /// Returns the column of x that is column `i` of q, k and v of the head.
 DEVICE uint columnOf(ARGS, uint head, uint k_head, uint i)
 {
@@ -182,7 +184,7 @@ struct Head
     {
         const uint64_t slot = uint(args.step->state_slot[sequence]);
         states = args.state + slot * args.slot_floats;
-        conv_state = args.conv_state + slot * args.conv_slot_floats;
+        conv_state = args.conv_state + slot * (RING * colsOf(args));
     }
 
     /// Returns the lane's first float4 of S before the step, or after it if `is_next`.
@@ -241,7 +243,7 @@ DEVICE void copyConvolution(ARGS, const Head& at, uint stage)
         UNROLL for (uint t = 0; t < TAPS - 1; t++)
         {
             const uint place = ROLLBACK ? (at.position + t - (TAPS - 1)) % RING : t;
-            copySmallAsync<4>(&rows[stage][t][i], at.conv_state + place * args.cols + col);
+            copySmallAsync<4>(&rows[stage][t][i], at.conv_state + place * colsOf(args) + col);
         }
     }
     commitCopies();
@@ -264,19 +266,19 @@ DEVICE void convolve(const Head& at, uint stage, uint i)
 DEVICE void copyInputs(ARGS, const Head& at, uint stage)
 {
     const uint thread = threadIdx.x;
-    const float* x = (float*)rowAt(args.x, at.sequence, args.x_stride);
+    const float* x = (float*)rowAt(args.x, at.sequence, 4 * args.x_stride);
     UNROLL for (uint j = 0; j < COLS_EACH; j++)
     {
         const uint i = j * THREADS + thread;
         if (i < COLS)
             copySmallAsync<4>(&rows[stage][TAPS - 1][i], x + columnOf(args, at.head, at.k_head, i));
     }
-    const float* z = (float*)rowAt(args.z, at.sequence, args.z_stride) + at.head * V_DIM;
+    const float* z = (float*)rowAt(args.z, at.sequence, 4 * args.z_stride) + at.head * V_DIM;
     if (thread < V_DIM) copySmallAsync<4>(&gates[stage][thread], z + thread);
     if (thread == 0)
     {
-        const uint8_t* alpha = rowAt(args.alpha, at.sequence, args.alpha_stride);
-        const uint8_t* beta = rowAt(args.beta, at.sequence, args.beta_stride);
+        const uint8_t* alpha = rowAt(args.alpha, at.sequence, 4 * args.alpha_stride);
+        const uint8_t* beta = rowAt(args.beta, at.sequence, 4 * args.beta_stride);
         copySmallAsync<4>(&numbers[stage].alpha, alpha + 4 * at.head);
         copySmallAsync<4>(&numbers[stage].beta, beta + 4 * at.head);
         copySmallAsync<4>(&numbers[stage].decay, args.decay + at.head);
@@ -288,7 +290,8 @@ DEVICE void copyInputs(ARGS, const Head& at, uint stage)
 EARLY_KERNEL(delta_step, Arguments)
 {
     const uint thread = threadIdx.x, lane = thread % SUBGROUP, share = thread % SHARE;
-    const uint c = thread / SHARE, n_heads = args.step->sequences * args.n_v_heads;
+    const uint sequences = args.is_one_token ? 1 : args.step->sequences;
+    const uint c = thread / SHARE, n_heads = sequences * args.n_v_heads;
     uint index = blockIdx.x;
     if (index >= n_heads) return waitForInputs();
     Head at(args, index);
@@ -317,7 +320,7 @@ EARLY_KERNEL(delta_step, Arguments)
 #if ROLLBACK
             const uint col = columnOf(args, at.head, at.k_head, i);
             if (i >= 2 * K_DIM || at.isFirst(args))
-                at.conv_state[at.position % RING * args.cols + col] 
+                at.conv_state[at.position % RING * colsOf(args) + col]
                     = rows[stage][TAPS - 1][i];
 #endif
         }
@@ -380,14 +383,14 @@ EARLY_KERNEL(delta_step, Arguments)
         __syncthreads();
         if (thread < SUBGROUP)
             storeNormalised(
-                args, rowAt(args.y, at.sequence, args.y_stride), at.head, gates[stage], lane);
+                args, rowAt(args.y, at.sequence, 4 * args.y_stride), at.head, gates[stage], lane);
 #if !ROLLBACK
         UNROLL for (uint j = 0; j < COLS_EACH; j++)
         {
             const uint i = j * THREADS + thread, col = columnOf(args, at.head, at.k_head, i);
             if (i >= COLS || (i < 2 * K_DIM && !read_last)) continue;
             UNROLL for (uint t = 0; t < TAPS - 1; t++)
-                at.conv_state[t * args.cols + col] = rows[stage][t + 1][i];
+                at.conv_state[t * colsOf(args) + col] = rows[stage][t + 1][i];
         }
 #endif
         if (is_last) break;
