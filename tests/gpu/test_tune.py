@@ -38,7 +38,8 @@ DEVICES = [
 VULKAN = DEVICES[1]
 # Devices for tests that compile several kernels, which takes seconds on the emulator.
 COMPILING = [pytest.param("emulated", marks=[*DEVICES[0].marks, pytest.mark.every]), VULKAN]
-# Cases whose products cover the operands: parts, bias, residual, norm, routes, blocks and heads.
+# Cases whose products cover the operands: parts, bias, residual, norm, routes, blocks and heads, and
+# launches of several products.
 CASES = (
     ("linear", "Q4_K-40x512-5"),
     ("linear", "F32-17x512-33"),
@@ -48,6 +49,8 @@ CASES = (
     ("linear_glu_gate", "Q4_K"),
     ("moe_glu", "Q4_K-29"),
     ("moe_down", "clamped"),
+    ("linear_norm_linear", "Q4_K-Q6_K-1"),
+    ("linear_norm_linear_glu", "Q8_0-2"),
     ("head_linear", "Q8_0-4x96x32"),
 )
 QUICK = CASES[0]  # on Vulkan
@@ -113,6 +116,18 @@ def test_results_of_the_formulas_tiles_agree_with_the_reference(
     for product in found:
         runs = trial_of(backend, product)
         assert runs.error(product.default) == "", product
+
+
+@pytest.mark.parametrize("op", [name for name, op in OPS.items() if op.has_matrices])
+@pytest.mark.parametrize("name", [VULKAN])
+def test_the_products_of_each_op_can_be_placed(name: str, op: str) -> None:
+    backend = device(name)
+    case = next(iter(OPS[op].cases()))
+    for product in products(backend.kernel_set, [plan_case(case, backend)], backend.features):
+        runs = trial_of(backend, product)
+        rows = product.bucket.rows(product.launch.outputs[0].dim)
+        sizes = [(rows, y.cols) for y in product.launch.outputs]
+        assert [y.shape for y in runs._placed.wanted] == sizes
 
 
 @pytest.mark.parametrize(("name", "op", "case"), SLOW_RUNS)

@@ -1,7 +1,8 @@
 """Random operands of a launch.
 
 Rows of weights repeat after a prime number of rows, so the reference multiplies few of them. A
-kernel that reads or stores a wrong row is still seen, because tiles are powers of two.
+kernel that reads or stores a wrong row is still seen, because tiles are powers of two. If a product
+of a launch reads the results of another, all rows are distinct.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from zinc.core.rounding import round_up
 from zinc.gpu.rows import BLOCK
 from zinc.ops.operands import Kind, Operand
 from zinc.ops.random_blocks import random_blocks
+from zinc.ops.registry import OPS
 from zinc.ops.values import FloatArray, RowFormat, Weight
 from zinc.quant.decode import decode
 from zinc.quant.encode import ENCODERS, encode
@@ -48,15 +50,27 @@ def random_matrix(rng: np.random.Generator, weight: Weight, distinct: int) -> Ma
     return Matrix(weight, blocks, values if len(weight.shape) == 3 else values[0], rows_from)
 
 
+def chains_products(launch: Launch) -> bool:
+    """Return whether a product of `launch` reads the results of its first product."""
+    declared = OPS[launch.kernel].signature.declared(launch.inputs)
+    return any(operand.name == "first" for operand, _ in declared)
+
+
 def distinct_rows(launch: Launch, weight: Weight) -> int:
     """Return the distinct rows of a matrix of `launch`."""
     if "n_heads" in launch.attributes:  # each head has its own rows and columns
         return weight.rows
-    return min(weight.rows, DISTINCT_EXPERT_ROWS if weight.planes > 1 else DISTINCT_ROWS)
+    if chains_products(launch):
+        return weight.rows
+    # Matrices whose products are added have as many.
+    has_experts = any(isinstance(x, Weight) and x.planes > 1 for x in launch.inputs)
+    return min(weight.rows, DISTINCT_EXPERT_ROWS if has_experts else DISTINCT_ROWS)
 
 
 def repeated(values: FloatArray, rows: int, distinct: int) -> FloatArray:
     """Return columns of `distinct` weight rows, [n, k * distinct], as those of `rows` rows."""
+    if rows == distinct:
+        return values
     groups = values.reshape(*values.shape[:-1], -1, distinct)
     return groups[..., np.arange(rows) % distinct].reshape(*values.shape[:-1], -1)
 

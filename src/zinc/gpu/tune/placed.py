@@ -13,6 +13,7 @@ from zinc.gpu.host import Host
 from zinc.gpu.memory import Bytes, aligned
 from zinc.gpu.rows import decode_q8_rows, row_bytes
 from zinc.gpu.tune.operands import (
+    chains_products,
     encoded,
     follows_rows,
     random_routes,
@@ -63,7 +64,10 @@ class PlacedLaunch:
             host.write(self.arena, offset, data)
         self._written.clear()
         outputs = OPS[launch.kernel].run(step, values, launch.attributes)
-        self.wanted = [repeated(y, *weights.rows(part)) for part, y in enumerate(outputs)]
+        if chains_products(launch):  # it has an output for each product, and all rows are distinct
+            self.wanted = list(outputs)
+        else:
+            self.wanted = [repeated(y, *weights.rows(part)) for part, y in enumerate(outputs)]
 
     def clear(self) -> None:
         """Fill the outputs with NaN."""

@@ -77,10 +77,13 @@ def _asked(
 
 
 def _parts(launch: Launch) -> Iterator[Launch]:
-    """Yield, for a launch of several parts, one launch per part and one for each weight format."""
+    """Yield, for a launch of several parts, one launch per part and one for each weight format.
+
+    A launch that has other outputs besides those of its parts is not divided.
+    """
     signature = OPS[launch.kernel].signature
     n_parts = signature.n_parts(launch.inputs)
-    if n_parts == 1:
+    if n_parts == 1 or len(launch.outputs) != n_parts:
         return
     types = [_type_of(launch, part) for part in range(n_parts)]
     yield from (_only(launch, [part]) for part in range(n_parts))
