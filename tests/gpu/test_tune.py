@@ -49,6 +49,7 @@ CASES = (
     ("linear_glu_gate", "Q4_K"),
     ("moe_glu", "Q4_K-29"),
     ("moe_down", "clamped"),
+    ("moe_down_linear", "wide"),
     ("linear_norm_linear", "Q4_K-Q6_K-1"),
     ("linear_norm_linear_glu", "Q8_0-2"),
     ("head_linear", "Q8_0-4x96x32"),

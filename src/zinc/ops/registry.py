@@ -76,16 +76,19 @@ class Phase(StrEnum):
 class Alternative:
     """A chain of ops that a fused op replaces in the steps that suit it (zinc.plan.alternatives).
 
-    ops: names of the ops, each of which reads the first output of the one before. fuse: returns the
-    fused node of the nodes of such a chain, None if there is none. makes: ops whose first output
-    nodes outside the chain may read, because the fused node makes it too. beside: an op that also
-    reads the first output of the chain and is replaced too; `fuse` gets its node last.
+    ops: names of the ops, each of which reads the first output of the one before as its first
+    operand. fuse: returns the fused node of the nodes of such a chain, None if there is none.
+    makes: ops whose first output nodes outside the chain may read, because the fused node makes it
+    too. beside: an op that also reads the first output of the chain and is replaced too; `fuse`
+    gets its node last. through: the operand by which the last op reads the one before, if it is
+    not its first.
     """
 
     ops: tuple[str, ...]
     fuse: Callable[..., Node | None]
     makes: frozenset[str] = frozenset()
     beside: str = ""
+    through: str = ""
 
 
 @dataclass(frozen=True, slots=True)

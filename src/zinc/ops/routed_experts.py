@@ -2,7 +2,8 @@
 
 `norm_route` normalises a token, multiplies it with the router, chooses its experts and sorts its
 slots. `route_experts` only chooses and sorts. `linear_glu_gate` is the gated product of a shared
-expert, times the sigmoid of its gate. Each replaces several ops in steps of one token.
+expert, times the sigmoid of its gate. `moe_down_linear` adds the last product of the shared expert
+to that of the chosen ones. Each replaces several ops in steps of one token.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 
 from zinc.ops.cases import Case
-from zinc.ops.costs import elementwise_cost
+from zinc.ops.costs import elementwise_cost, weight_bytes
 from zinc.ops.heads import gate as gate_rows
 from zinc.ops.linear import GATED, PARTS, gated_product, linear, linear_glu, product_cost
-from zinc.ops.moe import SOFTMAX, group_experts, route
+from zinc.ops.moe import SOFTMAX, group_experts, moe_down, route
 from zinc.ops.node import Node
 from zinc.ops.norm import rms_norm
 from zinc.ops.norm_linear import is_plain_norm, normalised_cost, parts_of
-from zinc.ops.operands import rows, vector
-from zinc.ops.registry import Alternative, Attrs, Phase, op
+from zinc.ops.operands import matrix, rows, vector
+from zinc.ops.registry import Alternative, Attrs, Cost, Phase, op
 from zinc.ops.step import Step
-from zinc.ops.values import ActivationFn, FloatArray
+from zinc.ops.values import ActivationFn, FloatArray, Value
 from zinc.quant.blocks import GGMLType
 
 
@@ -160,3 +161,84 @@ def linear_glu_gate(
     """Return linear_glu(x) * sigmoid(g), where g has one column."""
     (product,) = linear_glu(step, attrs, x, gate, up, gate_bias, up_bias)
     return gate_rows(step, attrs, product, g)
+
+
+def _with_shared(product: Node, down: Node) -> Node | None:
+    """Return the fused node of a linear and the moe_down that adds it, None if there is none."""
+    if len(product.outputs) > 1 or product.input("bias") is not None:
+        return None
+    own = (product.input(name) for name in ("x", "weight", "residual"))
+    inputs = (*down.inputs[:-1], *own)
+    return Node("moe_down_linear", inputs, down.outputs, down.attrs, down.label)
+
+
+def _down_cost(node: Node) -> Cost:
+    order, down, shared = node.rows("order"), node.weight("down"), node.weight("weight")
+    values = (*(v for v in node.inputs if isinstance(v, Value)), *node.outputs)
+    return Cost(
+        fixed_bytes=weight_bytes(shared),
+        row_bytes=4 * sum(value.cols for value in values),
+        row_flops=2 * (order.cols * down.rows * down.cols + shared.rows * shared.cols),
+        expert_bytes=weight_bytes(down) // down.planes,
+        experts_per_row=order.cols,
+        n_experts=down.planes,
+    )
+
+
+def _down_cases() -> Iterator[Case]:
+    for name, type, shared_cols in (
+        ("wide", GGMLType.Q4_K, 512),
+        ("narrow", GGMLType.Q6_K, 256),
+        ("scaled", GGMLType.Q8_0, 96),
+    ):
+        case = Case(name, n_tokens=1)
+        g, x, residual = case.graph, case.rows(256), case.rows(128, scale=2.0)
+        routes = g.route(case.rows(6), None, top_k=3, scoring=SOFTMAX, renormalise=True)
+        order, starts = g.group_experts(routes, n_experts=6)
+        gate, up = (case.experts(6, 256, 256, type, 256**-0.5) for _ in range(2))
+        h = g.moe_glu(x, order, starts, gate, up, activation=ActivationFn.SILU)
+        shared = g.linear(
+            g.glu(case.rows(shared_cols), None, activation=ActivationFn.SILU),
+            case.matrix(128, shared_cols, type, shared_cols**-0.5),
+        )
+        added = g.add(shared, residual)
+        given = [case.vector(n) for n in (6 * 128, 6)] if name == "scaled" else []
+        y = g.moe_down(h, order, starts, routes, case.experts(6, 128, 256, type, 0.06), *given)
+        yield case.returns(g.add(y, added))
+
+
+@op(
+    rows("h", weight_format=True),
+    rows("order"),
+    rows("starts"),
+    rows("routes"),
+    matrix("down"),
+    vector("bias", optional=True),
+    vector("scale", optional=True),
+    rows("x", weight_format=True),
+    matrix("weight"),
+    rows("residual", optional=True, residual=True),
+    cost=_down_cost,
+    cases=_down_cases,
+    phase=Phase.MOE,
+    row_wise=True,
+    optional=True,
+    alternative=Alternative(("linear", "moe_down"), _with_shared, through="residual"),
+)
+def moe_down_linear(
+    step: Step,
+    attrs: Attrs,
+    h: FloatArray,
+    order: FloatArray,
+    starts: FloatArray,
+    routes: FloatArray,
+    down: FloatArray,
+    bias: FloatArray | None,
+    scale: FloatArray | None,
+    x: FloatArray,
+    weight: FloatArray,
+    residual: FloatArray | None,
+) -> Sequence[FloatArray]:
+    """Return moe_down of the slots h, plus x @ weight.T + residual."""
+    (shared,) = linear(step, attrs, x, [weight], [None], [residual])
+    return moe_down(step, attrs, h, order, starts, routes, down, bias, scale, shared)

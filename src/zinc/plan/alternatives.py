@@ -109,7 +109,10 @@ def _chain(
             return None
         if position == 0:
             return (*indices, *beside)
-        passed = node.inputs[0]
+        is_last = position == len(alternative.ops) - 1
+        passed = (
+            node.input(alternative.through) if is_last and alternative.through else node.inputs[0]
+        )
         if not isinstance(passed, Value) or passed.id not in made:
             return None
         if position == 1 and alternative.beside:

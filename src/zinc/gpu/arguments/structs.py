@@ -341,6 +341,25 @@ class MoeDownArguments(Struct):
     top_k: U8
 
 
+class MoeDownLinearArguments(Struct):
+    """Arguments of the moe_down of one token that adds the product of a shared expert."""
+
+    w: Annotated[Matrix, "[experts, rows, cols]"]
+    shared: Annotated[Matrix, "[rows, shared_cols]"]
+    h: Annotated[Bytes, "a run for each slot"]
+    x: Annotated[Bytes, "the row that `shared` multiplies"]
+    y: Bytes
+    routes: Annotated[Floats, "top_k expert ids, then top_k weights"]
+    bias: Annotated[Floats, "[experts, rows]"]
+    scale: Annotated[Floats, "[experts]"]
+    residual: Bytes
+    rows: U32
+    cols: U32
+    shared_cols: U32
+    h_run: Annotated[U32, "bytes from slot to slot"]
+    top_k: U32
+
+
 class MoeSumArguments(Struct):
     step: StepAddress
     products: Annotated[Floats, "[slots, rows]"]

@@ -13,10 +13,15 @@ from zinc.core.rounding import ceil_div
 from zinc.gpu import tiles
 from zinc.gpu.addresses import Addresses, DeviceWeight
 from zinc.gpu.arguments.constants import ProductKind
-from zinc.gpu.arguments.structs import ExpertArguments, MoeDownArguments, MoeSumArguments
+from zinc.gpu.arguments.structs import (
+    ExpertArguments,
+    MoeDownArguments,
+    MoeDownLinearArguments,
+    MoeSumArguments,
+)
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch, KernelVariant
-from zinc.gpu.kernel_set import lowers
+from zinc.gpu.kernel_set import fuses, lowers
 from zinc.gpu.lower.linear import NO_ACTIVATION, GatedActivation
 from zinc.gpu.lower.operands import dim_code, ref_or_null, rows, vector_or_null
 from zinc.gpu.lower.weights import (
@@ -29,6 +34,8 @@ from zinc.gpu.lower.weights import (
 )
 from zinc.gpu.rows import row_bytes
 from zinc.gpu.tuned import TileKey
+from zinc.ops.node import Node
+from zinc.ops.step import ONE_TOKEN, StepCondition
 from zinc.ops.values import RowFormat
 
 SPREAD = 4  # workgroups that share the slots of an expert
@@ -240,6 +247,41 @@ def _gemv_down(launch: Launch, at: Addresses, bucket: Bucket) -> Dispatch:
     defines = (*format_defines(at, w, h, w.cols, slots.run), *tile.defines)
     groups = (ceil_div(w.rows, tile.tile), n_x, 1)
     return Dispatch(KernelVariant("moe_down", defines), arguments, groups)
+
+
+@fuses("moe_down_linear")
+def moe_down_linear_steps(node: Node) -> StepCondition | None:
+    """Return the steps of one token, if both weights of `node` have one quantised type."""
+    down, shared = node.weight("down"), node.weight("weight")
+    formats = {node.rows("h").format, node.rows("x").format}
+    suits = down.type is shared.type and len(shared.shape) == 2 and formats == {RowFormat.Q8_32}
+    return ONE_TOKEN if suits else None
+
+
+@lowers("moe_down_linear")
+def moe_down_linear(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
+    plain = _gemv_down(launch, at, bucket)
+    given, x = plain.arguments, rows(launch, "x")
+    assert isinstance(given, MoeDownArguments)
+    shared = weight_of(at, launch.input("weight"))
+    arguments = MoeDownLinearArguments(
+        w=given.w,
+        shared=matrix(shared),
+        h=given.h,
+        x=at.ref(x),
+        y=given.y,
+        routes=given.routes,
+        bias=given.bias,
+        scale=given.scale,
+        residual=given.residual,
+        rows=given.rows,
+        cols=given.cols,
+        shared_cols=shared.cols,
+        h_run=given.h_run,
+        top_k=given.top_k,
+    )
+    kernel = KernelVariant("moe_down", (*plain.kernel.defines, ("SHARED_EXPERT", 1)))
+    return [Dispatch(kernel, arguments, plain.groups)]
 
 
 def summed_products_of(

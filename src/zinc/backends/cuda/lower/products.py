@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from zinc.backends.cuda.lower import few_rows, float_products, gemv, slots, split
 from zinc.backends.cuda.lower.half_rows import GROUP, NO_ROWS, HalfRows, converted
-from zinc.backends.cuda.lower.registry import lowers
+from zinc.backends.cuda.lower.registry import fuses, lowers
 from zinc.backends.cuda.tiles import gemm_experts, gemm_mma
 from zinc.backends.cuda.tiles.experts import SlotTiles
 from zinc.backends.cuda.tiles.mma_tile import MmaTile
@@ -39,6 +39,8 @@ from zinc.gpu.lower.linear import Product
 from zinc.gpu.lower.operands import rows, split_scratch
 from zinc.gpu.lower.weights import weight_of
 from zinc.gpu.tiles import MAX_BATCH
+from zinc.ops.node import Node
+from zinc.ops.step import StepCondition
 from zinc.ops.values import RowFormat
 
 SUM_THREADS = 128  # per block of moe_sum
@@ -96,6 +98,12 @@ def summed_experts(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispat
         return [*products, _in_vectors(last)]
     product, total = experts.summed_products_of(launch, at, bucket)
     return [*_expert_dispatches(product, at, bucket), _in_vectors(total)]
+
+
+@fuses("moe_down_linear")
+def moe_down_linear_steps(node: Node) -> StepCondition | None:
+    """Return None: in a CUDA graph the shared expert's last product runs beside moe_glu."""
+    return None
 
 
 def _with_slot_tiles(at: Addresses) -> Addresses:
