@@ -248,6 +248,23 @@ def test_tiles_that_the_gemm_cannot_run_are_refused(tile: GemmTile, why: str) ->
     assert why in TILINGS["gemm"].refusal(DEVICES[3], key, tile)
 
 
+@pytest.mark.parametrize("subgroup", [8, 16, 32])
+def test_a_gemv_has_a_thread_for_four_results_that_a_norm_reads(subgroup: int) -> None:
+    """NORM_Y of matvec.slang stores results without a loop, those of two matrices have one."""
+    refusal = TILINGS["matvec"].refusal
+    features = Features(subgroup, shared_bytes=49152, narrow_matrix=True)
+    key = TileKey("matvec", GGMLType.Q4_K, 4096, 4096, 8, stores_blocks=True)
+    large = GemvTile(waves=8, split=1, rows=8, batch=8)
+    assert ("four results" in refusal(features, key, large)) == (subgroup == 8)
+    assert not refusal(features, key, replace(large, batch=4))
+    for other in (replace(key, stores_blocks=False), replace(key, kernel="experts")):
+        assert not refusal(features, other, large)
+    assert not refusal(features, replace(key, weights=2), replace(large, rows=4))
+    for n_x in (1, 2, 4, 8, 16):
+        each = replace(key, n_x=n_x)
+        assert not refusal(features, each, tiles.gemv(features, each))
+
+
 def test_a_lowering_uses_the_tile_of_the_table(cache: Path) -> None:
     tile = FewTile(1, warps=1)
     write_table({KEY: Row(TILE, 1.0, 2.0), replace(KEY, kernel="gemm_few", n_x=8): Row(tile)})

@@ -57,8 +57,18 @@ def gemv_refusal(features: Features, key: TileKey, tile: GemvTile) -> str:
         return "a wave has more rows than lanes"
     if key.stores_blocks and tile.tile % BLOCK_ROWS:
         return f"a workgroup stores blocks of {BLOCK_ROWS} rows"
+    if may_store_unscaled(key) and tile.tile * tile.batch > 4 * tile.waves * features.subgroup:
+        return "a thread would store more than four results"
     sums = 4 * key.weights * tile.split * tile.tile * tile.batch
     return "" if sums + TABLE_BYTES <= features.shared_bytes else "too much shared memory"
+
+
+def may_store_unscaled(key: TileKey) -> bool:
+    """Return whether the kernel may store its results as unscaled rows too, without a loop.
+
+    Keys do not say so (NORM_Y of matvec.slang), only that the kernel stores blocks.
+    """
+    return key.kernel == "matvec" and key.stores_blocks and key.weights == 1
 
 
 def gemv_seeds(features: Features, key: TileKey) -> Iterable[GemvTile]:
