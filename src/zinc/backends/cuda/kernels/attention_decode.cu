@@ -299,6 +299,10 @@ EARLY_KERNEL(attention_decode, Arguments)
     for (; at < split.end; at += WAVES * KEYS)
     {
         const uint next = min(at + WAVES * KEYS, (split.end - 1) / KEYS * KEYS);
+#if IS_WIDE
+        // Otherwise the compiler loads all queries to registers before the loop, and spills on sm_100.
+        asm volatile("" ::: "memory");
+#endif
         const bool has_own = own.has_keys && at + KEYS > split.ownPosition();
         if (has_own) keys.replace(split, at, g, q);
         float weights[KEYS / 8][4];
