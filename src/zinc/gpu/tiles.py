@@ -191,8 +191,6 @@ def _gemv_blocks(features: Features, units: int, n_x: int, weights: int) -> Gemv
         if batch <= 2 and weights == 2 and units >= 4 * features.subgroup:
             rows = 2 * batch
             return GemvTile(waves=32 // rows, split=1, rows=rows, batch=batch, deep=4)
-        if batch == 1 and weights == 2 and units >= 2 * features.subgroup:
-            return GemvTile(waves=32, split=2, rows=2, batch=1)
     rows = 4 if features.subgroup <= 32 else 8
     batch = min(batch, max(1, 32 // (rows * weights)))
     if batch > 1 and features.has_fewest_registers:
@@ -206,9 +204,6 @@ def _gemv_slots(features: Features, rows: int, units: int) -> GemvTile:
 
     `units` counts the units of a row over those experts.
     """
-    is_medium = 2 * features.subgroup < units <= 8 * features.subgroup
-    if features.narrow_matrix and is_medium:  # measured on an H200
-        return GemvTile(waves=8, split=8, rows=2, batch=1)
     tile = _gemv_rows(features, rows, units, 1)
     deep = max(1, min(4, units // (tile.split * features.subgroup)))
     return tile if features.subgroup < 16 else replace(tile, deep=deep)
