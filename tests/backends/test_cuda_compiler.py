@@ -27,6 +27,7 @@ OTHERS = [KernelVariant("limits", (("KIND", kind),)) for kind in (0, 1)]
 OTHERS += [pack_kernel(type) for type in PACKED]
 SMALL = KernelVariant("concat", (("THREADS", 128),))
 SPILLED_BYTES = 64  # most bytes that a kernel may store and load because of spills
+NORM_SPILLED_BYTES = 16  # of sums of squares; a kernel without these spills is slower (dev/kernels)
 # Kernels that take most of the time of a step. They must not spill on an H100.
 HOT = {
     "gemv",
@@ -115,6 +116,8 @@ def check(kernel: KernelVariant, arch: str) -> None:
     # Attention to selected positions keeps these in registers too, and spills 24 bytes in prompts.
     is_hot = kernel.name in HOT and ("SELECTED", 1) not in kernel.defines
     limit = 0 if target is H100 and is_hot else SPILLED_BYTES
+    if kernel.name == "gemm_few" and ("NORM_X", 1) in kernel.defines:
+        limit = max(limit, NORM_SPILLED_BYTES)
     assert found.spilled_bytes <= limit, f"{kernel} on {arch}: {found}"
     if target is H100:
         wanted = dict(kernel.defines).get("MIN_BLOCKS", 1)

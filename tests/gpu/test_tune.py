@@ -38,8 +38,8 @@ DEVICES = [
 VULKAN = DEVICES[1]
 # Devices for tests that compile several kernels, which takes seconds on the emulator.
 COMPILING = [pytest.param("emulated", marks=[*DEVICES[0].marks, pytest.mark.every]), VULKAN]
-# Cases whose products cover the operands: parts, bias, residual, norm, routes, blocks and heads, and
-# launches of several products.
+# Cases whose products cover the operands: parts, bias, residual, norm, routes, blocks and heads.
+# Some launches have several products.
 CASES = (
     ("linear", "Q4_K-40x512-5"),
     ("linear", "F32-17x512-33"),
