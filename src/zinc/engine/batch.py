@@ -33,7 +33,9 @@ def make_step(
     if not drafts and all(counts[s.id] == 1 and s.pending == 1 for s in running):
         return _streams(running, [s.ids[-1] for s in running], n_groups)
     tables, slots = _tables(_allocations(running), n_groups)
-    parts = [[*s.ids[s.n_run : s.n_run + counts[s.id]], *drafts.get(s.id, ())] for s in running]
+    parts = [s.ids[s.n_run : s.n_run + counts[s.id]] for s in running]
+    if drafts:
+        parts = [[*part, *drafts.get(s.id, ())] for s, part in zip(running, parts, strict=True)]
     n_tokens = np.array([len(part) for part in parts], np.int32)
     starts = np.concatenate([[0], np.cumsum(n_tokens)]).astype(np.int32)
     rows = np.arange(starts[-1], dtype=np.int32)
@@ -132,9 +134,16 @@ def _allocations(running: Seq[Sequence]) -> list[Allocation]:
 
 def _tables(allocations: Seq[Allocation], n_groups: int) -> tuple[tuple[IntArray, ...], IntArray]:
     """Return the block tables of each group, int32 [sequences, blocks], and the state slots."""
-    width = max(len(h.tables[0]) for h in allocations)
+    sizes = [len(h.tables[0]) for h in allocations]
+    width = max(sizes)
+    slots = np.array([h.slot for h in allocations], np.int32)
+    if min(sizes) == width:
+        full = (
+            np.array([h.tables[group] for h in allocations], np.int32) for group in range(n_groups)
+        )
+        return tuple(full), slots
     tables = np.full((n_groups, len(allocations), width), -1, np.int32)
     for i, allocation in enumerate(allocations):
         for group, table in enumerate(allocation.tables):
             tables[group, i, : len(table)] = table
-    return tuple(tables), np.array([h.slot for h in allocations], np.int32)
+    return tuple(tables), slots

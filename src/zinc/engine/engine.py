@@ -21,9 +21,9 @@ from zinc.engine.cache_manager import CacheManager
 from zinc.engine.checkpoints import checkpoint_positions
 from zinc.engine.limits import Limits, check_generates
 from zinc.engine.model_runner import ModelRunner, PrepareProgram
-from zinc.engine.readout import ReadoutKind
+from zinc.engine.readout import NO_ANSWER, ReadoutKind
 from zinc.engine.request import Request
-from zinc.engine.sampling import Sampled, sample_rows
+from zinc.engine.sampling import Sampled, Sampler, sample_rows
 from zinc.engine.scheduler import MAX_SEQUENCES
 from zinc.engine.sequence import Sequence
 from zinc.engine.speculative.draft_scheduler import DraftScheduler
@@ -112,6 +112,7 @@ class Engine:
         self.cache_manager = CacheManager(self.pool, swap_bytes)
         self.max_sequence_tokens = self.pool.max_tokens(context)
         self._limits = Limits(n_vocab, self.max_sequence_tokens)
+        self._no_answer = Sampler(NO_ANSWER, n_vocab)  # creating one for each text takes too long
         self._draft_scheduler = (
             None
             if speculation is None
@@ -194,7 +195,8 @@ class Engine:
             if not self._runner.can_read(readout.kind):
                 raise UnsupportedError(f"this engine has no program for {readout.kind}", "")
             wanted = 0
-        sequence = Sequence.of(next(self._ids), request, wanted, self.n_vocab)
+        sampler = self._no_answer if request.params is NO_ANSWER else None
+        sequence = Sequence.of(next(self._ids), request, wanted, self.n_vocab, sampler)
         if self.pool.recurrent and self.pool.prefix_cache and sequence.is_reusable:
             sequence.cache.checkpoints = checkpoint_positions(
                 sequence.ids, sequence.end_tokens, request.checkpoints

@@ -110,10 +110,11 @@ class ModelRunner:
         program = self._reading_program(ReadoutKind.HIDDEN, running)
         step = make_step(running, counts, self._n_groups, every_row=True)
         rows = program.step(step)
-        for s, start, end in zip(running, step.seq_start, step.seq_start[1:], strict=False):
+        starts = step.seq_start.tolist()
+        for s, start, end in zip(running, starts, starts[1:], strict=False):
             assert s.request.readout is not None
             s.request.readout.read(s.ids, s.n_run, rows[start:end])
-            s.n_run += int(end - start)
+            s.n_run += end - start
 
     def score(self, s: Sequence, count: int) -> FloatArray:
         """Run the next `count` tokens of a prompt alone; the readout takes the logits of each.

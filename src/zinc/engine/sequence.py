@@ -122,19 +122,28 @@ class Sequence:
     drafts: DraftTracker = field(default_factory=DraftTracker)
 
     @classmethod
-    def of(cls, id: int, request: Request, max_tokens: int, n_vocab: int) -> Sequence:
+    def of(
+        cls,
+        id: int,
+        request: Request,
+        max_tokens: int,
+        n_vocab: int,
+        sampler: Sampler | None = None,
+    ) -> Sequence:
         """Return the sequence of a request, which may generate `max_tokens` tokens.
 
-        Raises RequestError if its sampling settings do not suit the vocabulary.
+        sampler: one to share with other sequences that sample no token; None makes one. Raises
+        RequestError if its sampling settings do not suit the vocabulary.
         """
         ids = list(request.ids)
-        sampler = Sampler(
-            request.params,
-            n_vocab,
-            end_tokens=request.end_tokens,
-            dry_breakers=request.dry_breakers,
-        )
-        sampler.accept_prompt(ids)
+        if sampler is None:
+            sampler = Sampler(
+                request.params,
+                n_vocab,
+                end_tokens=request.end_tokens,
+                dry_breakers=request.dry_breakers,
+            )
+            sampler.accept_prompt(ids)
         return cls(
             id,
             request,
@@ -158,8 +167,10 @@ class Sequence:
 
     def tokens_to_checkpoint(self, n_run: int) -> int:
         """Return how many tokens may run in one step: up to the next checkpoint."""
-        later = (at for at in self.cache.checkpoints if at > n_run)
-        return next(later, len(self.ids)) - n_run
+        for at in self.cache.checkpoints:
+            if at > n_run:
+                return at - n_run
+        return len(self.ids) - n_run
 
     @property
     def is_read(self) -> bool:

@@ -183,14 +183,13 @@ class CachePool:
         key: token ids of the sequence, from `key_of`; at most `limit` tokens of it are matched.
         Raises MemoryLimitError if no slot is left.
         """
-        match = self.tree.find(key, limit, namespace) if key and self.prefix_cache else Match(0)
+        if not key or not self.prefix_cache:
+            self.stats.lookups += 1
+            return self._empty(self._slot_for(Match(0)), namespace), 0
+        match = self.tree.find(key, limit, namespace)
         self.tree.touch(match)
-        slot = self._slot_for(match)
+        allocation = self._empty(self._slot_for(match), namespace)
         n_full, n_tail = divmod(match.n_tokens, self.block_tokens)
-        n_groups = len(self.groups)
-        allocation = Allocation(
-            [[] for _ in range(n_groups)], slot, [0] * n_groups, namespace=namespace
-        )
         path = match.path[:n_full]
         for group, allocator in enumerate(self.allocators if path else ()):
             shared = {id(node): node for node in self._shared(match, group)}
@@ -218,15 +217,16 @@ class CachePool:
         Raises MemoryLimitError, and allocates none, if there are too few.
         """
         n_blocks = self.blocks(n_tokens)
-        missing = [n_blocks - len(table) for table in allocation.tables]
-        if max(missing) <= 0:
-            return
-        for group, count in enumerate(missing):
-            self.reserve(group, max(0, count))
-        for allocator, table, count in zip(
-            self.allocators, allocation.tables, missing, strict=True
-        ):
-            table.extend(allocator.acquire(max(0, count)))
+        grown = [
+            (group, table, n_blocks - len(table))
+            for group, table in enumerate(allocation.tables)
+            if len(table) < n_blocks
+        ]
+        for group, _, count in grown:
+            if count > self.allocators[group].n_free:
+                self.reserve(group, count)
+        for group, table, count in grown:
+            table += self.allocators[group].acquire(count)
 
     def trim(self, allocation: Allocation, n_tokens: int) -> None:
         """Give back blocks that no token after the first `n_tokens` attends to."""
@@ -334,6 +334,10 @@ class CachePool:
         self.tree.check()
 
     # -- helpers --------------------------------------------------------------------------------
+
+    def _empty(self, slot: int, namespace: bytes) -> Allocation:
+        """Return an allocation without blocks."""
+        return Allocation([[] for _ in self.groups], slot, [0] * len(self.groups), None, namespace)
 
     def _keep(self, allocation: Allocation, key: bytes) -> tuple[Node, int]:
         """Insert the blocks of a sequence into the tree; return the last node and offset in it."""
