@@ -63,6 +63,18 @@ def test_markers_in_text_are_words_unless_parsed(uncased: Tokenizer) -> None:
     assert sep in uncased.encode("a [SEP] b", add_special=False, parse_special=True)
 
 
+def test_texts_get_the_same_ids_together_as_one_by_one(uncased: Tokenizer) -> None:
+    marked, long, broken = "a [SEP] b", "the quick fox " * 1000, "a\ud800b"
+    for texts in (list(random_texts()), [*TEXTS, broken], [], ["fox"], ["fox", ""], ["fox", long]):
+        assert uncased.encode_all(texts) == [uncased.encode(text) for text in texts]
+    for parse in (False, True):
+        assert uncased.encode_all(["fox", marked], parse) == [
+            uncased.encode(text, parse_special=parse) for text in ("fox", marked)
+        ]
+    with pytest.raises(TextTooLongError, match="room for 4"):
+        uncased.encode_all(["fox", "the quick fox"], limit=4)
+
+
 def test_long_texts_are_cut_between_words(uncased: Tokenizer) -> None:
     text = "the quick, brown\nfox 你好世界 runs " * 9000
     once = uncased.encode(text[: len(text) // 9000], add_special=False)

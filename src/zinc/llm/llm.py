@@ -461,6 +461,13 @@ class LLM:
             return self.tokenizer.encode(text, limit=self.context)
         return prompt_ids(text)
 
+    def _ids_of_all(self, texts: Seq[str | Seq[int]]) -> list[list[int]]:
+        """Return `_ids_of` for each of `texts`."""
+        plain = [text for text in texts if isinstance(text, str)]
+        if len(plain) == len(texts):
+            return self.tokenizer.encode_all(plain, limit=self.context)
+        return [self._ids_of(text) for text in texts]
+
     def dry_breakers(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Return the DRY breakers of `params` as token ids; none if DRY is off."""
         if params.dry_multiplier == 0:
@@ -495,7 +502,7 @@ class LLM:
         if not isinstance(texts, Iterable):
             raise RequestError(f"texts is {with_article(texts)}", "it takes a text or several")
         worker = self.model.worker
-        prompts = [self._ids_of(text) for text in ([texts] if isinstance(texts, str) else texts)]
+        prompts = self._ids_of_all([texts] if isinstance(texts, str) else list(texts))
         pools = [self.text_pool(how) for _ in prompts]
         worker.run(ReadoutTask(prompts, pools, self.model.adapter_use()))
         if not pools:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenizers import Tokenizer
 
 from zinc.core.errors import RequestError
@@ -21,8 +23,21 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     except BaseException as error:
         if not is_panic(error):
             raise
-        raise RequestError(
-            "the text cannot be tokenized", "the tokenizer library failed on it"
-        ) from error
+        raise _failure() from error
     ids: list[int] = encoding.ids
     return ids
+
+
+def ids_of_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Return the ids of each of `texts`, as `ids_of` does; the library uses several threads."""
+    try:
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise _failure() from error
+    return [encoding.ids for encoding in encodings]
+
+
+def _failure() -> RequestError:
+    return RequestError("the text cannot be tokenized", "the tokenizer library failed on it")

@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from zinc.core.errors import RequestError, TextTooLongError, UnsupportedError
 from zinc.tokenizer.bpe import BytePairEncoder
 from zinc.tokenizer.bytes import BYTE_OF
 from zinc.tokenizer.fields import Fields
+from zinc.tokenizer.library import LONG_CHARACTERS
 from zinc.tokenizer.pretokenizers import PreTokenizer, pretokenizer
 from zinc.tokenizer.specials import SHIELD, SpecialTokens
 from zinc.tokenizer.spm import SPACE, ScoreEncoder
@@ -47,6 +48,13 @@ class Encoder(Protocol):
     covers_all_text: bool
 
     def encode(self, text: str, limit: int | None = None) -> list[int]: ...
+
+
+@runtime_checkable
+class BatchEncoder(Encoder, Protocol):
+    """Encoder that encodes several texts of up to LONG_CHARACTERS faster than one by one."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
 
 
 class Tokenizer:
@@ -169,13 +177,31 @@ class Tokenizer:
         early = limit if len(text) > _COUNTED_CHARACTERS else None
         ids = self._encode_pieces(specials.split(_well_formed(text), early), early)
         if add_special:
-            if self.add_bos and self.bos_id is not None:
-                ids.insert(0, self.bos_id)
-            if self.add_eos and self.eos_id is not None:
-                ids.append(self.eos_id)
+            self._add_special(ids)
         if limit is not None:
             _check_count(ids, limit)
         return ids
+
+    def encode_all(
+        self, texts: Sequence[str], parse_special: bool = False, *, limit: int | None = None
+    ) -> list[list[int]]:
+        """Return the token ids of each of `texts`, with BOS and EOS, as `encode` does.
+
+        Short texts without control tokens are encoded together if the encoder supports this.
+        """
+        encoder = self._encoder
+        specials = self._matched_all if parse_special else self._matched_always
+        plain = [_well_formed(text) for text in texts]
+        is_plain = all(0 < len(x) < LONG_CHARACTERS and specials.split(x) == [x] for x in plain)
+        if len(plain) < 2 or not is_plain or not isinstance(encoder, BatchEncoder):
+            return [self.encode(text, True, parse_special, limit=limit) for text in texts]
+        prefix = " " if self.add_space_prefix else ""
+        found = encoder.encode_batch([prefix + text for text in plain])
+        for ids in found:
+            self._add_special(ids)
+            if limit is not None:
+                _check_count(ids, limit)
+        return found
 
     def shield(self, text: str) -> str:
         """Mark `text` so that `encode_prompt` never finds a control token in it."""
@@ -218,6 +244,13 @@ class Tokenizer:
         if limit is not None:
             _check_count(ids, limit)
         return ids
+
+    def _add_special(self, ids: list[int]) -> None:
+        """Add BOS and EOS to the ids of a text, if the model uses them."""
+        if self.add_bos and self.bos_id is not None:
+            ids.insert(0, self.bos_id)
+        if self.add_eos and self.eos_id is not None:
+            ids.append(self.eos_id)
 
     def _encode_pieces(self, pieces: Sequence[str | int], limit: int | None) -> list[int]:
         """Return the ids of plain text and special tokens, as `SpecialTokens.split` gives them."""

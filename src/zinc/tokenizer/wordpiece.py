@@ -10,11 +10,13 @@ GGUF files spell the first piece of a word `▁piece` and the others `piece`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from zinc.core.errors import ModelError, TextTooLongError
 from zinc.tokenizer.chunks import CHUNK_CHARACTERS, Chunker
-from zinc.tokenizer.library import ids_of
+from zinc.tokenizer.library import ids_of, ids_of_batch
 from zinc.tokenizer.vocabulary import TokenKind, Vocabulary
 
 SPACE = "▁"
@@ -72,6 +74,10 @@ class WordPieceEncoder:
             if limit is not None and len(ids) > limit:
                 raise TextTooLongError(len(ids), limit)
         return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each of `texts`, which are short enough to be encoded at once."""
+        return ids_of_batch(self._tokenizer, texts)
 
 
 def _spelling(vocabulary: Vocabulary, id: int) -> str:

@@ -74,6 +74,15 @@ def test_requests_that_wait_share_a_step(encoder: Running, brake: Brake, steps: 
     assert found == rows_of(encoder.post("/v1/embeddings", {"input": WORDS}))
 
 
+def test_a_text_of_several_that_is_too_long_is_named_or_cut(encoder: Running) -> None:
+    texts = ["fox", "fox " * 1000]
+    error = encoder.post("/v1/embeddings", {"input": texts}).json["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input[1]")
+    cut = rows_of(encoder.post("/v1/embeddings", {"input": texts, "truncate": True}))
+    alone = [{"input": text, "truncate": True} for text in texts]
+    assert cut == [rows_of(encoder.post("/v1/embeddings", each))[0] for each in alone]
+
+
 MESSAGES = {"messages": [{"role": "user", "content": "fox"}], "model": "bert", "max_tokens": 4}
 
 

@@ -76,6 +76,18 @@ class Generation:
         finally:
             self.cancel()
 
+    async def end(self) -> End:
+        """Wait for the end of a job without an answer. Raises ApiError if the job fails."""
+        while True:
+            for item in self._items:
+                if isinstance(item, ApiError):
+                    raise item
+                if isinstance(item, End):
+                    return item
+            self._items.clear()
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+
     def cancel(self) -> None:
         """End the job before the engine's next step, unless it has ended already."""
         self._runner.cancel(self)

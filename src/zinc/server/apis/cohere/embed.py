@@ -80,6 +80,7 @@ class _Reply:
 
     fields: CohereEmbedFields
     is_first: bool
+    is_packed = False
 
     def check(self, model: ServedModel) -> None:
         check_one_vector(model)

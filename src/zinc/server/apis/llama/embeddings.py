@@ -50,6 +50,10 @@ class _Reply:
 
     fields: NativeEmbeddingFields
 
+    @property
+    def is_packed(self) -> bool:
+        return self.fields.encoding_format == "base64"
+
     def check(self, model: ServedModel) -> None:
         """Accept every model: embeddings may be of texts or of tokens."""
 

@@ -73,6 +73,8 @@ async def embeddings(service: Service, request: Request) -> Response:
 class _Reply:
     """The reply of /api/embed. Implements `EmbeddingReply`."""
 
+    is_packed = False
+
     def __init__(self, fields: EmbedFields) -> None:
         self._fields, self._clock = fields, Clock()
 
@@ -97,6 +99,7 @@ class _OneReply:
     """The reply of /api/embeddings. Implements `EmbeddingReply`."""
 
     fields: EmbeddingsFields
+    is_packed = False
 
     def check(self, model: ServedModel) -> None:
         check_one_vector(model)

@@ -63,6 +63,15 @@ class _Reply:
 
     fields: EmbeddingFields
 
+    @property
+    def format(self) -> RowFormat:
+        """The form of each embedding."""
+        return self.fields.embedding_type or self.fields.encoding_format
+
+    @property
+    def is_packed(self) -> bool:
+        return self.format == "base64"
+
     def check(self, model: ServedModel) -> None:
         check_one_vector(model)
         check_dimensions(model, self.fields.dimensions, "dimensions")
@@ -78,7 +87,7 @@ class _Reply:
 
     def body(self, model: ServedModel, pools: list[Pooled], tokens: int) -> Iterable[bytes]:
         fields = self.fields
-        format = fields.embedding_type or fields.encoding_format
+        format = self.format
         head = {"object": "list", "model": model.name}
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         yield encode_json({**head, "usage": usage})[:-1] + b',"data":['

@@ -117,6 +117,14 @@ def encode(
             ids.append(part)
         else:
             raise invalid(param, f"{param} is not valid", "it holds text and token ids")
+    return checked(model, ids, param, room)
+
+
+def checked(model: ServedModel, ids: list[int], param: str, room: int) -> list[int]:
+    """Return the ids of a prompt if the model can run them, else raise ApiError.
+
+    param, room: as in `encode`.
+    """
     if not ids:
         raise invalid(param, f"{param} is empty", "a model needs at least one token")
     if not 0 <= min(ids) <= max(ids) < model.llm.spec.vocab:
