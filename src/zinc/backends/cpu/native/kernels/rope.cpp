@@ -228,6 +228,25 @@ void store_key(const KVLayer& kv, const float* x, int lane, std::byte* tile) {
     }
 }
 
+// Stores n keys at consecutive positions of a tile, from lane `lane` on. x has 16 rows of `stride` floats, of
+// which n are keys. Only for f16: the stores of one key would be two bytes each.
+void store_keys(const KVLayer& kv, const float* x, int64_t stride, int n, int lane, std::byte* tile) {
+    float columns[16 * kKvTile];
+    uint16_t half[kKvTile];
+    for (int d = 0; d < kv.head_dim; d += 16) {
+        transpose16(x + d, stride, columns, kKvTile);
+        for (int i = 0; i < 16; ++i) {
+            to_f16(F32x16::load(columns + i * kKvTile), half);
+            std::byte* to = tile + ((d + i) * kKvTile + lane) * 2;
+            if (n == kKvTile / 2) {  // a constant size is copied without a call
+                std::memcpy(to, half, kKvTile);
+            } else {
+                std::memcpy(to, half, static_cast<size_t>(n) * 2);
+            }
+        }
+    }
+}
+
 void store_value(const KVLayer& kv, const float* x, int lane, std::byte* tile) {
     const int dim = kv.head_dim_v;
     if (kv.type == KvType::f16) {
@@ -253,6 +272,28 @@ void store_value(const KVLayer& kv, const float* x, int lane, std::byte* tile) {
     }
 }
 
+// Prefetches the memory of n positions of a head, which lie in one tile, for writing. The keys of n positions
+// touch every line of a tile.
+void prefetch_tile(const KVLayer& kv, int block, int head, int position, int n) {
+    auto lines = [](const std::byte* p, int64_t bytes) {
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 1);
+    };
+    lines(kv_k_tile(kv, block, head, position), kv_tile_bytes(kv.head_dim, kv.type));
+    if (kv.v_from_k) return;
+    const int64_t row = kv_quant_bytes(kv.head_dim_v, kv.type) / kKvTile;
+    lines(kv_v_tile(kv, block, head, position) + position % kKvTile * row, n * row);
+}
+
+// Calls f(first, n) for each run of token rows in [first, last) whose keys lie in one tile.
+template <class F>
+void each_run(const Batch& batch, int first, int last, F&& f) {
+    for (int t = first, n; t < last; t += n) {
+        const int room = kKvTile - batch.positions[t] % kKvTile, end = std::min(last, t + room);
+        for (n = 1; t + n < end && batch.sequence[t + n] == batch.sequence[t];) ++n;
+        f(t, n);
+    }
+}
+
 void run_store(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
     const Params& p = l.as<Params>();
     const StoreGrid grid(p, batch.n_tokens);
@@ -263,36 +304,43 @@ void run_store(const Launch& l, const Batch& batch, int chunk, Scratch& scratch)
     const float* q_norm = l.in[in::q_norm] ? l.in[in::q_norm].tensor->vector() : nullptr;
     const float* k_norm = l.in[in::k_norm] ? l.in[in::k_norm].tensor->vector() : nullptr;
     const KVLayer* kv = l.in[in::cache].kv;
-    float* head = scratch.get(static_cast<size_t>(std::max(p.head_dim, p.head_dim_v)));
+    const int64_t width = std::max(p.head_dim, p.head_dim_v);
+    float* heads = scratch.get(static_cast<size_t>(kKvTile * width));
+    auto table = [&](int t) { return p.rope_dims ? l.in[in::table].row(t) : nullptr; };
 
-    for (int t = first; t < last; ++t) {
-        const int position = batch.positions[t];
-        const int block = kv ? kv_block(batch, *kv, batch.sequence[t], position) : -1;
-        if (kv && (t == first || position % kKvTile == 0)) {
-            // The key of one token touches every line of its tile: prefetch them before the arithmetic.
-            for (int h = head0; h < head1; ++h) {
-                const std::byte* tile = kv_k_tile(*kv, block, h, position);
-                for (int64_t i = 0; i < kv_tile_bytes(p.head_dim, kv->type); i += 64)
-                    __builtin_prefetch(tile + i, 1);
-            }
-        }
-        const float* tab = p.rope_dims ? l.in[in::table].row(t) : nullptr;
+    if (kv)
+        each_run(batch, first, last, [&](int t, int n) {
+            const int position = batch.positions[t];
+            const int block = kv_block(batch, *kv, batch.sequence[t], position);
+            for (int h = head0; h < head1; ++h) prefetch_tile(*kv, block, h, position, n);
+        });
+    for (int t = first; t < last; ++t)
         for (int h = head0 * queries; h < head1 * queries; ++h)
-            transform(p, l.in[in::q].row(t) + h * p.head_dim, q_norm, tab, l.out[0].row(t) + h * p.head_dim);
-        if (!kv) continue;
+            transform(p, l.in[in::q].row(t) + h * p.head_dim, q_norm, table(t),
+                      l.out[0].row(t) + h * p.head_dim);
+    if (!kv) return;
+    each_run(batch, first, last, [&](int begin, int n) {
+        const int position = batch.positions[begin], lane = position % kKvTile;
+        const int block = kv_block(batch, *kv, batch.sequence[begin], position);
         for (int h = head0; h < head1; ++h) {
-            const int lane = position % kKvTile;
-            transform(p, l.in[in::k].row(t) + h * p.head_dim, k_norm, tab, head);
-            store_key(*kv, head, lane, kv_k_tile(*kv, block, h, position));
-            if (kv->v_from_k) continue;
-            const float* v = l.in[in::v].row(t) + h * p.head_dim_v;
-            if (p.v_norm) {
-                normalise(v, nullptr, p.eps, p.head_dim_v, head);
-                v = head;
+            std::byte* keys = kv_k_tile(*kv, block, h, position);
+            const bool together = kv->type == KvType::f16 && n >= kKvTile / 2;
+            for (int i = 0; i < n; ++i) {
+                float* head = heads + (together ? i * width : 0);
+                transform(p, l.in[in::k].row(begin + i) + h * p.head_dim, k_norm, table(begin + i), head);
+                if (!together) store_key(*kv, head, lane + i, keys);
             }
-            store_value(*kv, v, lane, kv_v_tile(*kv, block, h, position));
+            if (together) store_keys(*kv, heads, width, n, lane, keys);
+            for (int i = 0; i < n && !kv->v_from_k; ++i) {
+                const float* v = l.in[in::v].row(begin + i) + h * p.head_dim_v;
+                if (p.v_norm) {
+                    normalise(v, nullptr, p.eps, p.head_dim_v, heads);
+                    v = heads;
+                }
+                store_value(*kv, v, lane + i, kv_v_tile(*kv, block, h, position));
+            }
         }
-    }
+    });
 }
 
 }  // namespace
