@@ -37,6 +37,8 @@ struct BlockTile {
         return 1;
     }();
     static constexpr int kSubs = 32 / kSub;
+    // Whether the bytes of a chunk are the values.
+    static constexpr bool kBytes = F::kLow == 8 && F::kHigh == 0 && !requires { F::kTable; };
     static_assert(!F::kMins || kSubs == 1);
 
     int64_t blocks;
@@ -110,9 +112,13 @@ void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
         int8_t values[32];
         unroll<8>([&](auto g) {
             uint8_t group[64];
-            T::template get<g>(chunk).store(group);
-            for (int j = 0; j < 4; ++j)
-                values[g * 4 + j] = static_cast<int8_t>(group[lane * 4 + j] - F::kOffset);
+            const uint8_t* four = group + lane * 4;
+            if constexpr (T::kBytes) {
+                four = reinterpret_cast<const uint8_t*>(chunk) + g * 64 + lane * 4;
+            } else {
+                T::template get<g>(chunk).store(group);
+            }
+            for (int j = 0; j < 4; ++j) values[g * 4 + j] = static_cast<int8_t>(four[j] - F::kOffset);
         });
         for (int half = 0; half < 2; ++half) {
             float lanes[16];
