@@ -634,6 +634,27 @@ def test_attention_does_not_depend_on_chunks_other_sequences_or_threads(
     assert np.array_equal(sequences.run(level, schedule, 3)[0], want)
 
 
+SHORT = [
+    Sizes(6, 6, 32, 32),
+    Sizes(12, 12, 32, 32, format="q8_32"),
+    Sizes(8, 4, 64, 64, kv="q8_0", window=3),
+    Sizes(16, 4, 96, 64, latent=True),
+]
+
+
+@pytest.mark.parametrize("sizes", SHORT, ids=str)
+def test_heads_of_short_sequences_share_chunks(level: str, sizes: Sizes) -> None:
+    lengths = [1 + i % 19 for i in range(40)]
+    sequences = Sequences(sizes, lengths)
+    want = [sequences.run(level, alone(i, lengths[i], []), 4)[i] for i in range(19)]
+    if sizes.format == "f32":
+        for i, rows in enumerate(want):
+            np.testing.assert_allclose(rows, sequences.reference(i), rtol=0, atol=ATTENTION_ERROR)
+    for threads in (1, 2, 3):
+        got = sequences.run(level, whole(lengths), threads)
+        assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=False)), threads
+
+
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_any_schedule_gives_the_same_bits(level: str, data: st.DataObject) -> None:

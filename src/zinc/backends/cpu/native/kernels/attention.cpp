@@ -9,10 +9,11 @@
 // With the operand `keys`, a token that sees more positions than are selected is an item of its own, whose
 // splits are runs of the selection. Its keys are gathered to panels of floats.
 //
-// Work is divided into items (runs of tokens of one sequence) x KV heads x runs of splits (split-K). The
-// query heads of a KV head, and in prefill several tokens, share the loads of keys and values. If there are
-// few tokens, the splits of an item go to different threads, which store their partial results in `common`;
-// the chunk that finishes last merges them.
+// Work is divided into items (runs of tokens of one sequence) x runs of KV heads x runs of splits (split-K).
+// A run has several heads only if the item has few tokens and keys, as in a batch of short texts. The query
+// heads of a KV head, and in prefill several tokens, share the loads of keys and values. If there are few
+// tokens, the splits of an item go to different threads, which store their partial results in `common`; the
+// chunk that finishes last merges them.
 #include <atomic>
 #include <new>
 
@@ -30,16 +31,18 @@ constexpr int kPanelRows =
     16;  // with this many rows, keys and values are converted to floats once for all rows
 constexpr int kStateFloats = sizeof(RowState) / sizeof(float);
 constexpr int64_t kMaxPartialFloats = 16 << 20;
+constexpr int kChunkScores = 4096;  // scores of a chunk with several heads
 
 struct Item {
     int sequence, first, n_tokens;  // token rows of the batch
     int first_split, n_splits, step, parts;
+    int heads;         // KV heads of a chunk, times Params::pieces
     int chunk;         // index of its first chunk
     int64_t partials;  // index of its first float in `common`, if parts > 1
 };
 
 // The contents of Launch::shared: a Plan, its items, then for each item a counter of finished parts for each
-// head and a counter of finished heads.
+// head and a counter of finished chunks.
 struct Plan {
     int n_items, n_chunks;
     int64_t staging;  // index in `common` of the f32 rows that wait for quantisation
@@ -118,9 +121,11 @@ int chunks(const Launch& l, const Batch& batch, int n_threads) {
     Item* item = plan->items();
     int64_t n_splits = 0;
     each_item(p, batch, [&](int s, int first, int last) {
-        *item = {s, first, last - first, first_key(p, batch.positions[first]) / kSplit, 0, 0, 1, 0, 0};
+        *item = {s, first, last - first, first_key(p, batch.positions[first]) / kSplit, 0, 0, 1, 1, 0, 0};
         const int key = is_sparse(p, batch, first) ? p.top_k - 1 : last_key(p, batch, s, last - 1);
         item->n_splits = key / kSplit + 1 - item->first_split;
+        const int64_t scores = int64_t{last - first} * p.queries * (key + 1);
+        item->heads = static_cast<int>(std::clamp<int64_t>(kChunkScores / scores, 1, heads));
         n_splits += item->n_splits;
         ++item;
     });
@@ -131,15 +136,17 @@ int chunks(const Launch& l, const Batch& batch, int n_threads) {
     const bool whole_items = int64_t{n_items} * heads >= 8 * n_threads || n_threads == 1 ||
                              n_splits * heads * state > kMaxPartialFloats;
     const int step = static_cast<int>(std::max<int64_t>(1, n_splits * heads / (16 * n_threads)));
+    const int most_heads = std::max(1, n_items * heads / (16 * n_threads));
     int64_t floats = 0;
     plan->n_chunks = 0;
     for (item = plan->items(); item != plan->items() + n_items; ++item) {
         item->step = whole_items ? item->n_splits : step;
         item->parts = (item->n_splits + item->step - 1) / item->step;
+        item->heads = item->parts > 1 ? 1 : std::min(item->heads, most_heads);
         item->chunk = plan->n_chunks;
         item->partials = floats;
         if (item->parts > 1) floats += state * heads * item->n_splits;
-        plan->n_chunks += heads * item->parts;
+        plan->n_chunks += (heads + item->heads - 1) / item->heads * item->parts;
     }
     plan->staging = floats;
     if (l.out[0].format != RowFormat::f32) floats += int64_t{batch.n_tokens} * p.n_heads * p.dim_v;
@@ -154,22 +161,23 @@ bool last_of(std::atomic<int>& counter, int total) {
     return counter.fetch_add(1, std::memory_order_acq_rel) + 1 == total;
 }
 
-void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
-    const Params& p = l.as<Params>();
+// Returns the rows of an item for a unit, a KV head times a piece of its query heads.
+Rows rows_of(const Params& p, const Launch& l, const Batch& batch, const Item& item, int unit) {
     const KVLayer& kv = *l.in[in::cache].kv;
-    Plan* plan = reinterpret_cast<Plan*>(l.shared.data);
-    const Item& item = std::upper_bound(plan->items(), plan->items() + plan->n_items, chunk,
-                                        [](int c, const Item& i) { return c < i.chunk; })[-1];
-    const int part = (chunk - item.chunk) % item.parts, unit = (chunk - item.chunk) / item.parts;
-    const int piece = unit / kv.n_heads, heads = kv.n_heads * p.pieces;
-    auto* counters = reinterpret_cast<std::atomic<int>*>(plan->items() + plan->n_items) +
-                     (&item - plan->items()) * (heads + 1);
-
-    const int first_query = piece * p.piece_queries;
+    const int first_query = unit / kv.n_heads * p.piece_queries;
     const int queries = std::min(p.queries - first_query, p.piece_queries);
     Rows rows{p,          kv,          batch,   item.sequence,          unit % kv.n_heads,
               item.first, first_query, queries, item.n_tokens * queries};
     if (is_sparse(p, batch, item.first)) rows.selected = l.in[in::keys].row(item.first);
+    return rows;
+}
+
+// Computes the output of one unit of an item, or one part of it. Returns whether the output is complete.
+bool attend_unit(const Launch& l, const Batch& batch, Plan* plan, const Item& item, int unit, int part,
+                 std::atomic<int>* counters, Scratch& scratch) {
+    const Params& p = l.as<Params>();
+    const KVLayer& kv = *l.in[in::cache].kv;
+    Rows rows = rows_of(p, l, batch, item, unit);
 
     // Scratch, in floats. The size of every part is a multiple of 16.
     const auto n = static_cast<size_t>(rows.n);
@@ -213,7 +221,7 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
             attend_split(rows, item.first_split + i, end, reinterpret_cast<RowState*>(to),
                          to + n * kStateFloats);
         }
-        if (!last_of(counters[unit], item.parts)) return;
+        if (!last_of(counters[unit], item.parts)) return false;
         total = reinterpret_cast<RowState*>(partial(0));
         total_acc = partial(0) + n * kStateFloats;
         for (int i = 1; i < item.n_splits; ++i) {
@@ -243,7 +251,29 @@ void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
         finish(total[r], total_acc + static_cast<size_t>(r) * dim_v, sinks ? &sink : nullptr, p.dim_v,
                o + int64_t{head} * p.dim_v);
     }
-    if (out.format == RowFormat::f32 || !last_of(counters[heads], heads)) return;
+    return true;
+}
+
+void run(const Launch& l, const Batch& batch, int chunk, Scratch& scratch) {
+    const Params& p = l.as<Params>();
+    Plan* plan = reinterpret_cast<Plan*>(l.shared.data);
+    const Item& item = std::upper_bound(plan->items(), plan->items() + plan->n_items, chunk,
+                                        [](int c, const Item& i) { return c < i.chunk; })[-1];
+    const int units = l.in[in::cache].kv->n_heads * p.pieces;
+    auto* counters = reinterpret_cast<std::atomic<int>*>(plan->items() + plan->n_items) +
+                     (&item - plan->items()) * (units + 1);
+    const int part = (chunk - item.chunk) % item.parts;
+    const int first_unit = (chunk - item.chunk) / item.parts * item.heads;
+    const int end = std::min(units, first_unit + item.heads);
+    bool complete = true;
+    for (int unit = first_unit; unit < end; ++unit)
+        complete = attend_unit(l, batch, plan, item, unit, part, counters, scratch);
+
+    const Operand& out = l.out[0];
+    const int n_chunks = (units + item.heads - 1) / item.heads;
+    if (out.format == RowFormat::f32 || !complete || !last_of(counters[units], n_chunks)) return;
+    const int64_t cols = int64_t{p.n_heads} * p.dim_v;
+    const float* staging = reinterpret_cast<const float*>(l.common->data) + plan->staging;
     for (int t = item.first; t < item.first + item.n_tokens; ++t)
         quantize_row(staging + t * cols, static_cast<int>(cols), out.format, out.row<std::byte>(t));
 }
