@@ -39,6 +39,7 @@ from zinc.ops.step import ONE_TOKEN, StepCondition
 from zinc.ops.values import RowFormat
 
 SPREAD = 4  # workgroups that share the slots of an expert
+MAX_TOP_K = 64  # experts of a token in moe_down.slang and moe_down.cu
 THREADS = 64
 
 
@@ -211,8 +212,9 @@ def moe_glu(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
 
 @lowers("moe_down")
 def moe_down(launch: Launch, at: Addresses, bucket: Bucket) -> list[Dispatch]:
-    n_x = bucket.rows(rows(launch, "h").dim)
-    if n_x <= tiles.MAX_BATCH and not at.features.batch_invariant:
+    n_x, top_k = bucket.rows(rows(launch, "h").dim), rows(launch, "order").cols
+    is_few = n_x <= tiles.MAX_BATCH and top_k <= MAX_TOP_K
+    if is_few and not at.features.batch_invariant:
         return [_gemv_down(launch, at, bucket)]
     products, total = summed_products_of(launch, at, bucket)
     return [products.dispatch(at, bucket), total]
@@ -253,8 +255,12 @@ def _gemv_down(launch: Launch, at: Addresses, bucket: Bucket) -> Dispatch:
 def moe_down_linear_steps(node: Node) -> StepCondition | None:
     """Return the steps of one token, if both weights of `node` have one quantised type."""
     down, shared = node.weight("down"), node.weight("weight")
-    formats = {node.rows("h").format, node.rows("x").format}
-    suits = down.type is shared.type and len(shared.shape) == 2 and formats == {RowFormat.Q8_32}
+    suits = (
+        down.type is shared.type
+        and len(shared.shape) == 2
+        and {node.rows("h").format, node.rows("x").format} == {RowFormat.Q8_32}
+        and node.rows("order").cols <= MAX_TOP_K
+    )
     return ONE_TOKEN if suits else None
 
 
