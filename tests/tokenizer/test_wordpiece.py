@@ -73,6 +73,8 @@ def test_texts_get_the_same_ids_together_as_one_by_one(uncased: Tokenizer) -> No
         ]
     with pytest.raises(TextTooLongError, match="room for 4"):
         uncased.encode_all(["fox", "the quick fox"], limit=4)
+    many = [f"fox {i}" for i in range(600)]  # in several calls of the library
+    assert uncased.encode_all(many) == [uncased.encode(text) for text in many]
 
 
 def test_long_texts_are_cut_between_words(uncased: Tokenizer) -> None:

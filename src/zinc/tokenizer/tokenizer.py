@@ -37,6 +37,8 @@ from zinc.tokenizer.world import WORLD, WORLD_TEMPLATE, LongestMatchEncoder, rea
 _CHAT_TEMPLATE = "tokenizer.chat_template"
 # Texts up to this length are tokenized completely, so that errors can state the exact count.
 _COUNTED_CHARACTERS = 100_000
+# Most texts in one call of a batch encoder. Its results take many times the memory of the ids.
+_TEXTS_TOGETHER = 256
 
 
 class Encoder(Protocol):
@@ -188,19 +190,11 @@ class Tokenizer:
         """Return the token ids of each of `texts`, with BOS and EOS, as `encode` does.
 
         Short texts without control tokens are encoded together if the encoder supports this.
+        parse_special, limit, errors: as in `encode`.
         """
-        encoder = self._encoder
-        specials = self._matched_all if parse_special else self._matched_always
-        plain = [_well_formed(text) for text in texts]
-        is_plain = all(0 < len(x) < LONG_CHARACTERS and specials.split(x) == [x] for x in plain)
-        if len(plain) < 2 or not is_plain or not isinstance(encoder, BatchEncoder):
-            return [self.encode(text, True, parse_special, limit=limit) for text in texts]
-        prefix = " " if self.add_space_prefix else ""
-        found = encoder.encode_batch([prefix + text for text in plain])
-        for ids in found:
-            self._add_special(ids)
-            if limit is not None:
-                _check_count(ids, limit)
+        found: list[list[int]] = []
+        for first in range(0, len(texts), _TEXTS_TOGETHER):
+            found += self._encode_some(texts[first : first + _TEXTS_TOGETHER], parse_special, limit)
         return found
 
     def shield(self, text: str) -> str:
@@ -244,6 +238,24 @@ class Tokenizer:
         if limit is not None:
             _check_count(ids, limit)
         return ids
+
+    def _encode_some(
+        self, texts: Sequence[str], parse_special: bool, limit: int | None
+    ) -> list[list[int]]:
+        """Return the token ids of up to _TEXTS_TOGETHER texts, as `encode_all` does."""
+        encoder = self._encoder
+        specials = self._matched_all if parse_special else self._matched_always
+        plain = [_well_formed(text) for text in texts]
+        is_plain = all(0 < len(x) < LONG_CHARACTERS and specials.split(x) == [x] for x in plain)
+        if len(plain) < 2 or not is_plain or not isinstance(encoder, BatchEncoder):
+            return [self.encode(text, True, parse_special, limit=limit) for text in texts]
+        prefix = " " if self.add_space_prefix else ""
+        found = encoder.encode_batch([prefix + text for text in plain])
+        for ids in found:
+            self._add_special(ids)
+            if limit is not None:
+                _check_count(ids, limit)
+        return found
 
     def _add_special(self, ids: list[int]) -> None:
         """Add BOS and EOS to the ids of a text, if the model uses them."""
