@@ -184,8 +184,9 @@ class CachePool:
         Raises MemoryLimitError if no slot is left.
         """
         if not key or not self.prefix_cache:
+            allocation = self._empty(self._slot_for(Match(0)), namespace)
             self.stats.lookups += 1
-            return self._empty(self._slot_for(Match(0)), namespace), 0
+            return allocation, 0
         match = self.tree.find(key, limit, namespace)
         self.tree.touch(match)
         allocation = self._empty(self._slot_for(match), namespace)
