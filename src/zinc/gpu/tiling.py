@@ -66,7 +66,8 @@ def gemv_refusal(features: Features, key: TileKey, tile: GemvTile) -> str:
 def may_store_unscaled(key: TileKey) -> bool:
     """Return whether the kernel may store its results as unscaled rows too, without a loop.
 
-    Keys do not say so (NORM_Y of matvec.slang), only that the kernel stores blocks.
+    A key does not record this option (NORM_Y of matvec.slang), so every kernel that stores blocks
+    counts.
     """
     return key.kernel == "matvec" and key.stores_blocks and key.weights == 1
 

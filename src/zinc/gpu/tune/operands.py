@@ -62,7 +62,7 @@ def distinct_rows(launch: Launch, weight: Weight) -> int:
         return weight.rows
     if chains_products(launch):
         return weight.rows
-    # Matrices whose products are added have as many.
+    # Matrices whose products are added (moe_down_linear) need the same number of distinct rows.
     has_experts = any(isinstance(x, Weight) and x.planes > 1 for x in launch.inputs)
     return min(weight.rows, DISTINCT_EXPERT_ROWS if has_experts else DISTINCT_ROWS)
 

@@ -31,12 +31,12 @@ constexpr int kPanelRows =
     16;  // with this many rows, keys and values are converted to floats once for all rows
 constexpr int kStateFloats = sizeof(RowState) / sizeof(float);
 constexpr int64_t kMaxPartialFloats = 16 << 20;
-constexpr int kChunkScores = 4096;  // scores of a chunk with several heads
+constexpr int kChunkScores = 4096;  // most scores of a chunk with several heads
 
 struct Item {
     int sequence, first, n_tokens;  // token rows of the batch
     int first_split, n_splits, step, parts;
-    int heads;         // KV heads of a chunk, times Params::pieces
+    int heads;         // KV heads (or pieces of their query heads) of a chunk
     int chunk;         // index of its first chunk
     int64_t partials;  // index of its first float in `common`, if parts > 1
 };
@@ -161,7 +161,7 @@ bool last_of(std::atomic<int>& counter, int total) {
     return counter.fetch_add(1, std::memory_order_acq_rel) + 1 == total;
 }
 
-// Returns the rows of an item for a unit, a KV head times a piece of its query heads.
+// Returns the rows of an item for a unit: a KV head, or a piece of its query heads.
 Rows rows_of(const Params& p, const Launch& l, const Batch& batch, const Item& item, int unit) {
     const KVLayer& kv = *l.in[in::cache].kv;
     const int first_query = unit / kv.n_heads * p.piece_queries;
