@@ -63,4 +63,5 @@ def test_a_separate_kernel_sums_more_experts_than_moe_down_has_room_for(
 @needs_vulkan
 def test_a_token_with_many_experts_agrees_with_the_reference() -> None:
     checks = compare_case(OPS["moe_down"], case_of(MAX_TOP_K + 1), api.create("vulkan"))
+    assert checks
     assert all(check.error <= check.tolerance for check in checks)

@@ -172,7 +172,9 @@ Rows rows_of(const Params& p, const Launch& l, const Batch& batch, const Item& i
     return rows;
 }
 
-// Computes the output of one unit of an item, or one part of it. Returns whether the output is complete.
+// Computes attention of the query heads of `unit` over the keys of `part`, a run of an item's splits. The
+// call that finishes the last part merges the partial results. Returns true if the output of the unit is
+// stored.
 bool attend_unit(const Launch& l, const Batch& batch, Plan* plan, const Item& item, int unit, int part,
                  std::atomic<int>* counters, Scratch& scratch) {
     const Params& p = l.as<Params>();
