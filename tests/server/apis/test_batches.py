@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -218,7 +219,7 @@ def test_rows_wait_for_other_requests(keeping: Running, brake: Brake):
 
 def test_a_batch_goes_on_after_restarts(tmp_path: Path):
     """Servers are killed while the batch runs; the last one answers the rest."""
-    batch, n_rows = None, 60
+    batch, n_rows = None, 120
     for attempt in range(2):
         with killed_server(tmp_path) as url:
             client = client_of(url)
@@ -330,7 +331,7 @@ import sys, time
 from zinc.cli.main import main
 from zinc.engine.engine import Engine
 
-step, n_left = Engine.step, 100
+step, n_left = Engine.step, 180  # enough for 10 rows one after another, too few for half the batch
 
 def paused(engine):
     global n_left
@@ -356,7 +357,10 @@ def killed_server(folder: Path) -> Iterator[str]:
     )  # fmt: skip
     assert process.stderr is not None
     try:
-        yield next(line.split()[-1] for line in process.stderr if "serving on" in line)
+        url = next(line.split()[-1] for line in process.stderr if "serving on" in line)
+        # A server whose log nobody reads stops when the pipe is full.
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        yield url
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
