@@ -50,7 +50,7 @@ def sources_digest() -> str:
 
 
 @functools.cache
-def _text_digest() -> str:
+def text_digest() -> str:
     """Return a digest of the source files of all kernels as they are, for names of cache entries.
 
     Comments count here: if `code_digest` missed an edit of code, an old cubin would run.
@@ -110,7 +110,7 @@ def entry(kernel: KernelVariant) -> bytes:
 def cubin(kernel: KernelVariant, arch: str) -> bytes:
     """Return the machine code of a kernel for `arch`, such as "sm_90". Raises DeviceError."""
     version = _value(nvrtc().nvrtcVersion())
-    given = repr((_text_digest(), kernel.name, sorted(kernel.defines), OPTIONS, arch, version))
+    given = repr((text_digest(), kernel.name, sorted(kernel.defines), OPTIONS, arch, version))
     name = f"{kernel.name}-{hashlib.sha256(given.encode()).hexdigest()[:20]}.cubin"
     path = cache_folder() / "cubin" / name
     try:
