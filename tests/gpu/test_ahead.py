@@ -9,7 +9,10 @@ from goldens import pins
 
 from zinc.backends import api
 from zinc.backends.cuda import CUDA_KERNELS
+from zinc.backends.plans import Plan
 from zinc.gpu import ahead
+from zinc.gpu.addresses import NominalAddresses
+from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import Features
 from zinc.plan.planner import make_plan
 
@@ -41,6 +44,19 @@ def test_few_buckets_have_the_kernels_of_all(name: str, clusters: bool) -> None:
         )
     )
     assert few == every
+    assert _each_lowered(plan, features) <= few
+
+
+def _each_lowered(plan: Plan, features: Features) -> set[KernelVariant]:
+    """Return the kernels of all launches in all buckets."""
+    at = NominalAddresses(features, "f16")
+    launches = {ahead.lowering_key(x): x for x in plan.launches}.values()
+    return {
+        dispatch.kernel
+        for bucket in ahead.buckets(plan.max_tokens, plan.max_outputs, CONTEXT)
+        for launch in launches
+        for dispatch in CUDA_KERNELS.lower(launch, at, bucket)
+    }
 
 
 def test_steps_that_are_not_decode_need_no_other_kernels() -> None:

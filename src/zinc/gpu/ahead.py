@@ -19,6 +19,7 @@ from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import Features
 from zinc.gpu.kernel_set import KernelSet
 from zinc.gpu.memory import ALIGNMENT
+from zinc.ops.step import Otherwise
 from zinc.ops.values import KVState, RecurrentState, Weight
 
 SOME_KEYS = 4096  # CUDA divides attention over some keys differently than over few or many
@@ -68,13 +69,23 @@ def kernels(
     alike = {lowering_key(launch): launch for launch in plan.launches}
     found: dict[KernelVariant, None] = {}
     buckets = list(steps)
-    for bucket, launch in product(buckets, alike.values()):
-        with suppress(UnsupportedError):
-            found |= {dispatch.kernel: None for dispatch in kernel_set.lower(launch, at, bucket)}
-    for bucket, pair in product(buckets, _joined_pairs(kernel_set, plan)):
-        with suppress(UnsupportedError):
-            found |= {x.kernel: None for x in kernel_set.lower_all(pair, at, bucket)}
+    # Buckets that differ in their keys are alike for most launches.
+    without_keys = list(
+        {replace(bucket, keys=SMALLEST_KEYS): bucket for bucket in buckets}.values()
+    )
+    for launches in (*((x,) for x in alike.values()), *_joined_pairs(kernel_set, plan)):
+        for bucket in buckets if any(map(_depends_on_keys, launches)) else without_keys:
+            with suppress(UnsupportedError):
+                found |= {x.kernel: None for x in kernel_set.lower_all(launches, at, bucket)}
     return list(found)
+
+
+def _depends_on_keys(launch: Launch) -> bool:
+    """Return whether the number of cached keys changes how or in which steps a launch runs."""
+    reads_keys = any(isinstance(x, KVState) for x in launch.inputs)
+    when = launch.when
+    conditions = when.conditions if isinstance(when, Otherwise) else filter(None, (when,))
+    return reads_keys or any(x.min_keys or x.or_few for x in conditions)
 
 
 def _joined_pairs(kernel_set: KernelSet, plan: Plan) -> Iterable[tuple[Launch, Launch]]:
