@@ -29,7 +29,7 @@ from zinc.gpu.kernel_set import KernelSet
 from zinc.gpu.memory import Pool, Slice
 from zinc.gpu.program import GpuProgram
 from zinc.gpu.rows import row_bytes
-from zinc.gpu.tile_table import Origin, tuned_tiles
+from zinc.gpu.tile_table import Origin, table_path, tuned_tiles
 from zinc.gpu.tuned import NO_TILES, TunedTiles
 from zinc.ops.node import Node
 from zinc.ops.registry import OPS
@@ -104,12 +104,17 @@ class GpuBackend(GpuKernels):
     @property
     def origin(self) -> Origin:
         """Device, driver and code of the kernels, on which the speed of a tile depends."""
-        host = self.host
-        device = f"{host.device_name}, {host.features.compute_units} compute units"
-        return Origin(self.name, device, host.driver, self.kernel_set.sources())
+        return Origin(self.name, self._device, self.host.driver, self.kernel_set.sources())
+
+    @property
+    def _device(self) -> str:
+        """The device in a table of tiles."""
+        return f"{self.host.device_name}, {self.host.features.compute_units} compute units"
 
     def _tuned_tiles(self) -> TunedTiles:
-        return tuned_tiles(self.origin, self.host.features, self.kernel_set.tilings)
+        path = table_path(self.name, self._device)
+        tilings = self.kernel_set.tilings
+        return tuned_tiles(path, lambda: self.origin, self.host.features, tilings)
 
     def counts(
         self, plan: Plan, kv_dtype: str, *, tokens: int, outputs: int, sequences: int, keys: int

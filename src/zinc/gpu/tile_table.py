@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,7 @@ class Origin:
     @property
     def path(self) -> Path:
         """The file of the device's table in the cache folder."""
-        name = re.sub(r"[^a-z0-9]+", "-", self.device.lower()).strip("-")
-        return cache_folder() / "tiles" / f"{self.backend}-{name}.json"
+        return table_path(self.backend, self.device)
 
 
 @dataclass(slots=True)
@@ -107,9 +106,23 @@ class TileTable:
         return TunedTiles(tiles)
 
 
-def tuned_tiles(origin: Origin, features: Features, tilings: Mapping[str, Tiling]) -> TunedTiles:
-    """Return the tiles of the device's table in the cache folder; none if it cannot be used."""
-    path = origin.path
+def table_path(backend: str, device: str) -> Path:
+    """Return the file of a device's table in the cache folder."""
+    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    return cache_folder() / "tiles" / f"{backend}-{name}.json"
+
+
+def tuned_tiles(
+    path: Path,
+    made_origin: Callable[[], Origin],
+    features: Features,
+    tilings: Mapping[str, Tiling],
+) -> TunedTiles:
+    """Return the tiles of a device's table, the file `path`; none if it cannot be used.
+
+    made_origin: returns the origin of a new table. It hashes the code of all kernels, so it is
+    called only if the file exists.
+    """
     try:
         table = TileTable.read(path, tilings)
     except FileNotFoundError:
@@ -117,6 +130,7 @@ def tuned_tiles(origin: Origin, features: Features, tilings: Mapping[str, Tiling
     except (OSError, ValueError) as error:
         _warn_once(f"{path} is damaged and not used: {error}. Run `zinc tune` to write it anew.")
         return NO_TILES
+    origin = made_origin()
     if replace(table.origin, driver=origin.driver) != origin:
         _warn_once(f"{path} is from another zinc version and not used. Run `zinc tune` again.")
         return NO_TILES
