@@ -22,6 +22,8 @@ import zinc
 from zinc import LLM, SamplingParams
 from zinc.core.errors import RequestError
 from zinc.engine.engine import Engine
+from zinc.engine.load.model import LoadedModel
+from zinc.tokenizer import Tokenizer
 
 SOURCE = str(Path(zinc.__file__).parent.parent)
 PATIENCE_S = 300  # long enough for a busy machine
@@ -241,7 +243,9 @@ def test_a_model_without_references_is_freed_with_its_thread():
     before = set(threading.enumerate())
     llm = LLM(backend="cpu", threads=2)
     llm.generate("hi", GREEDY)
-    (thread,) = set(threading.enumerate()) - before
+    (thread,) = (
+        x for x in set(threading.enumerate()) - before if not x.name.startswith("zinc-tokenizer")
+    )
     freed = weakref.ref(llm)
     del llm
     wait_for(lambda: gc.collect() >= 0 and freed() is None)
@@ -290,6 +294,31 @@ with LLM(backend="cpu", threads=2) as llm:
     os.waitpid(child, 0)
     llm.generate("hi", max_tokens=2)
 """
+
+
+def test_the_tokenizer_is_built_in_a_thread_while_weights_are_loaded(monkeypatch):
+    loads, builders = LoadedModel.__init__, []
+    loading, built = threading.Event(), threading.Event()
+    build = Tokenizer.from_metadata
+
+    def load(self, *args):
+        loading.set()
+        assert built.wait(PATIENCE_S)
+        loads(self, *args)
+
+    def from_metadata(*args):
+        assert loading.wait(PATIENCE_S)
+        builders.append(threading.current_thread())
+        made = build(*args)
+        built.set()
+        return made
+
+    monkeypatch.setattr(LoadedModel, "__init__", load)
+    monkeypatch.setattr(Tokenizer, "from_metadata", from_metadata)
+    with LLM(backend="cpu", threads=2) as llm:
+        assert llm.tokenizer is llm.tokenizer
+    assert len(builders) == 1
+    assert builders[0] is not threading.current_thread()
 
 
 def test_shared_parts_are_built_once_by_the_first_thread():

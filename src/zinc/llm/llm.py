@@ -69,7 +69,7 @@ from zinc.llm.arguments import (
     with_text,
 )
 from zinc.llm.conversation import ChatPrompt, has_calls, is_openai_form
-from zinc.llm.model_text import ModelText
+from zinc.llm.model_text import ModelText, start_tokenizer
 from zinc.models.parts.context import RopeScaling
 from zinc.models.parts.projection import projection
 from zinc.models.parts.ranking import rank_head
@@ -178,6 +178,7 @@ class LLM:
         metadata = planned.file.metadata
         if options.chat_template is not None or "tokenizer.chat_template" in metadata:
             renderer.SHARED.start()  # starts while weights are loaded
+        tokenizer = start_tokenizer(planned.file, options.chat_template)
         self.model = LoadedModel(planned, progress)
         self.settings = options.settings
         self.file, self.spec, self.path = planned.file, planned.spec, planned.file.path
@@ -186,9 +187,7 @@ class LLM:
         self.pooling = asked or Pooling.of_file(metadata.get(f"{self.spec.arch}.pooling_type"))
         self._rank_head = rank_head(self.file, self.spec) if self.spec.ranks else None
         self._projection = projection(self.file, self.spec)
-        self._text = ModelText(
-            self.file, self.spec.vocab, options.chat_template, self.model.check_open
-        )
+        self._text = ModelText(self.spec.vocab, tokenizer, self.model.check_open)
 
     @cached_property
     def sampling(self) -> dict[str, Any]:

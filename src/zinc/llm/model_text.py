@@ -1,6 +1,7 @@
 """The text side of a model: tokenizer, chat template, grammars and DRY breakers.
 
-Each part is built when it is first used, once, by whichever thread asks first.
+The tokenizer is built while weights are loaded. Each other part is built when it is first used,
+once, by whichever thread asks first.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -23,22 +25,35 @@ T = TypeVar("T")
 _Breakers: TypeAlias = Callable[[tuple[str, ...]], tuple[tuple[int, ...], ...]]
 
 
-class ModelText:
-    """The text parts of a model, each built from the metadata of its file when first used.
+def start_tokenizer(file: GGUFFile, chat_template: str | None) -> Future[Tokenizer]:
+    """Start to build the tokenizer of a file in a thread.
 
-    n_vocab: tokens of the model, which may be more than the tokenizer's. chat_template: replaces
-    the file's template. check_open: called before a part is built; raises when the model is closed.
+    chat_template: replaces the file's template. The result raises FormatError if the file's
+    tokenizer is damaged.
+    """
+    metadata: Mapping[str, Any] = file.metadata
+    if chat_template is not None:  # replaces the named templates too
+        own = {"tokenizer.chat_template": chat_template, "tokenizer.chat_templates": []}
+        metadata = {**metadata, **own}
+    thread = ThreadPoolExecutor(1, "zinc-tokenizer")
+    try:
+        return thread.submit(Tokenizer.from_metadata, metadata, str(file.path))
+    finally:
+        thread.shutdown(wait=False)
+
+
+class ModelText:
+    """The text parts of a model.
+
+    n_vocab: tokens of the model, which may be more than the tokenizer's. tokenizer: see
+    `start_tokenizer`. check_open: called before a part is built or first used; raises when the
+    model is closed.
     """
 
     def __init__(
-        self,
-        file: GGUFFile,
-        n_vocab: int,
-        chat_template: str | None,
-        check_open: Callable[[], None],
+        self, n_vocab: int, tokenizer: Future[Tokenizer], check_open: Callable[[], None]
     ) -> None:
-        self._file, self._n_vocab = file, n_vocab
-        self._chat_template, self._check_open = chat_template, check_open
+        self._n_vocab, self._tokenizer, self._check_open = n_vocab, tokenizer, check_open
         self._lock = threading.RLock()
         self._built: dict[str, object] = {}
 
@@ -52,19 +67,12 @@ class ModelText:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer; once built, it also works when the model is closed.
+        """The tokenizer; once used, it also works when the model is closed.
 
         Raises FormatError if the file's tokenizer is damaged.
         """
         built = cast("Tokenizer | None", self._built.get("tokenizer"))
-        return built or self._once("tokenizer", self._make_tokenizer)
-
-    def _make_tokenizer(self) -> Tokenizer:
-        metadata: Mapping[str, Any] = self._file.metadata
-        if self._chat_template is not None:  # replaces the named templates too
-            own = {"tokenizer.chat_template": self._chat_template, "tokenizer.chat_templates": []}
-            metadata = {**metadata, **own}
-        return Tokenizer.from_metadata(metadata, str(self._file.path))
+        return built or self._once("tokenizer", self._tokenizer.result)
 
     @property
     def template(self) -> ChatTemplate:
