@@ -11,7 +11,7 @@ from zinc.backends.api import StepCounts
 from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import Features
 from zinc.gpu.graph import DispatchGraph
-from zinc.gpu.host import Download, Progress
+from zinc.gpu.host import Download, Progress, Upload
 from zinc.gpu.memory import Buffer, Bytes, MemoryKind
 
 
@@ -91,7 +91,12 @@ class LoggingHost:
     def compile(self, kernels: Iterable[KernelVariant], progress: Progress | None = None) -> None:
         self.compiled.update(kernels)
 
-    def record(self, graph: DispatchGraph, downloads: Sequence[Download] = ()) -> LoggedRecording:
+    def record(
+        self,
+        graph: DispatchGraph,
+        downloads: Sequence[Download] = (),
+        upload: Upload | None = None,
+    ) -> LoggedRecording:
         assert {node.dispatch.kernel for node in graph.nodes} <= self.compiled
         self.recorded.append(LoggedRecording(self, graph, downloads))
         return self.recorded[-1]

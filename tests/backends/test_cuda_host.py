@@ -20,6 +20,7 @@ from zinc.core.errors import DeviceError, MemoryLimitError
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
 from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.graph import DispatchGraph
+from zinc.gpu.host import Upload
 from zinc.gpu.memory import MemoryKind
 from zinc.plan.planner import make_plan
 from zinc.testing.parity import case_tolerance, every_case
@@ -49,7 +50,10 @@ def test_kernels_start_early_if_the_card_can(
     run(CudaBackend(cuda), case)
     edges = cuda._cuda.edges
     assert len(edges) >= 4
-    assert all(starts_early is early for _, _, starts_early in edges)
+    upload = 0  # the first node of the graph, which is not a kernel
+    assert all(starts_early is (early and before != upload) for before, _, starts_early in edges)
+    last = max(later for _, later, _ in edges)
+    assert {later for _, later, _ in edges} == set(range(1, last + 1)), "each waits for the upload"
 
 
 def test_a_wait_ends_soon_after_a_step_that_is_shorter_than_expected(
@@ -123,6 +127,17 @@ def test_kernels_see_step_data_after_it_was_flushed(cuda: CudaHost) -> None:
     buffer.bytes[:] = 5
     cuda.flush(buffer, 16, 32)
     np.testing.assert_array_equal(cuda.read(buffer, 16, 32), np.full(32, 5))
+
+
+def test_a_recording_uploads_what_the_host_wrote_since_it_was_made(cuda: CudaHost) -> None:
+    buffer = cuda.buffer(256, MemoryKind.STEP)
+    cuda.clear(buffer)
+    recording = cuda.record(DispatchGraph(()), upload=Upload(buffer, 48))
+    assert buffer.bytes is not None
+    for value in (5, 7):
+        buffer.bytes[:] = value
+        cuda.wait(recording.submit())
+        np.testing.assert_array_equal(cuda.read(buffer, 0, 49), [value] * 48 + [0])
 
 
 def test_memory_is_freed_with_the_last_reference_and_its_lack_is_an_error(cuda: CudaHost) -> None:

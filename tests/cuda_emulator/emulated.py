@@ -29,7 +29,7 @@ from zinc.gpu.backend import GpuBackend
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.features import Features
 from zinc.gpu.graph import DispatchGraph
-from zinc.gpu.host import Download, Progress
+from zinc.gpu.host import Download, Progress, Upload
 from zinc.gpu.memory import ALIGNMENT, Buffer, Bytes, MemoryKind
 from zinc.hub.lock import exclusive
 
@@ -96,8 +96,13 @@ class EmulatedHost:
         with ThreadPoolExecutor(WORKERS) as threads:
             self._kernels.update(zip(missing, threads.map(compiled, missing), strict=True))
 
-    def record(self, graph: DispatchGraph, downloads: Sequence[Download] = ()) -> EmulatedRecording:
-        return EmulatedRecording(self, graph, downloads)
+    def record(
+        self,
+        graph: DispatchGraph,
+        downloads: Sequence[Download] = (),
+        upload: Upload | None = None,
+    ) -> EmulatedRecording:
+        return EmulatedRecording(self, graph, downloads, upload)
 
     def run(self, dispatch: Dispatch) -> None:
         self._kernels[dispatch.kernel].zinc_launch(
@@ -127,12 +132,15 @@ class EmulatedRecording:
     host: EmulatedHost
     graph: DispatchGraph
     downloads: Sequence[Download]
+    upload: Upload | None
 
     @property
     def counts(self) -> StepCounts:
         return StepCounts(len(self.graph.nodes), len(self.graph.levels()) - 1)
 
     def submit(self) -> int:
+        if self.upload is not None:
+            self.host.flush(self.upload.source, 0, self.upload.n_bytes)
         for node in self.graph.nodes:
             self.host.run(node.dispatch)
         for x in self.downloads:

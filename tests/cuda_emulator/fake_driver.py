@@ -180,6 +180,7 @@ class FakeDriver:
         arguments = ctypes.string_at(pointer, params.func.zinc_argument_bytes())
         grid = params.gridDimX, params.gridDimY, params.gridDimZ
         graph.append(lambda: params.func.zinc_launch(arguments, *grid, WORKERS))
+        self.edges += ((earlier, len(graph) - 1, False) for earlier in after)
         return 0, len(graph) - 1
 
     def cuGraphAddDependencies(  # noqa: N802
@@ -195,7 +196,10 @@ class FakeDriver:
         self, graph: list[Any], after: list[int], n: int, params: Any, context: Any
     ) -> tuple[int, int]:
         size = params.WidthInBytes * params.Height * params.Depth
-        graph.append(lambda: ctypes.memmove(params.dstHost, params.srcDevice, size))
+        to_host = hasattr(params, "dstHost")
+        target = params.dstHost if to_host else params.dstDevice
+        source = params.srcDevice if to_host else params.srcHost
+        graph.append(lambda: ctypes.memmove(target, source, size))
         return 0, len(graph) - 1
 
     def cuGraphInstantiate(self, graph: list[Any], flags: int) -> tuple[int, list[Any]]:  # noqa: N802

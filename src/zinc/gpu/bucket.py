@@ -47,10 +47,9 @@ class Bucket:
     ) -> Bucket:
         """Return the bucket of a step with these sizes: powers of two, at most those of `plan`."""
         return _bucket(
-            min(_power_of_two(tokens), plan.max_tokens),
-            min(_power_of_two(outputs), plan.max_outputs),
-            min(_power_of_two(sequences), plan.max_tokens),
-            max(SMALLEST_KEYS, _power_of_two(keys)),
+            (plan.max_tokens, plan.max_outputs),
+            (tokens, outputs, sequences),
+            _log2(max(keys, SMALLEST_KEYS)),
             is_decode,
             samples,
             penalizes,
@@ -90,9 +89,34 @@ class Bucket:
         return min(total // n_rows, self.tokens * ceil_div(each, n_rows))
 
 
-_bucket = lru_cache(maxsize=256)(Bucket)  # called for every step
+@lru_cache(maxsize=256)  # called for every step
+def _bucket(
+    most: tuple[int, int],
+    sizes: tuple[int, int, int],
+    log2_keys: int,
+    is_decode: bool,
+    samples: bool,
+    penalizes: bool,
+    logits: bool,
+) -> Bucket:
+    """Return the bucket of a step with `sizes` (tokens, outputs, sequences).
+
+    most: tokens and outputs of the plan. log2_keys: see `_log2`.
+    """
+    max_tokens, max_outputs = most
+    tokens, outputs, sequences = (1 << _log2(n) if n else 0 for n in sizes)
+    return Bucket(
+        min(tokens, max_tokens),
+        min(outputs, max_outputs),
+        min(sequences, max_tokens),
+        1 << log2_keys,
+        is_decode,
+        samples,
+        penalizes,
+        logits,
+    )
 
 
-def _power_of_two(n: int) -> int:
-    """Return the smallest power of two that is at least `n`, 0 for 0."""
-    return 1 << (n - 1).bit_length() if n > 0 else 0
+def _log2(n: int) -> int:
+    """Return the logarithm of the smallest power of two that is at least `n`; 0 for 0."""
+    return (n - 1).bit_length() if n else 0

@@ -151,6 +151,8 @@ class GpuProgram:
         # The key says which launches run. Plans have few alternatives, so there are few entries.
         self._dependencies: dict[tuple[bool, ...], list[tuple[int, ...]]] = {}
         self._recordings: OrderedDict[tuple[Bucket, int], RecordedStep] = OrderedDict()
+        # The last step of each slot. A comparison by identity is cheaper than a search.
+        self._latest: list[tuple[Bucket, RecordedStep] | None] = [None] * IN_FLIGHT
         self._parts: OrderedDict[Bucket, dict[tuple[int, int], RecordedStep]] = OrderedDict()
         self._running: list[RunningStep | None] = [None] * IN_FLIGHT
         self._last: RunningStep | None = None  # None after `run` or `profile`
@@ -255,6 +257,7 @@ class GpuProgram:
         self._settle()
         self._last = None
         self._data[0].write(step)
+        self._data[0].flush()
         self._read_from(self._data[0])
         return Bucket.of_step(self.plan, step)
 
@@ -308,10 +311,14 @@ class GpuProgram:
         return self._dependencies[running]
 
     def _recorded(self, bucket: Bucket, slot: int) -> RecordedStep:
+        latest = self._latest[slot]
+        if latest is not None and latest[0] is bucket:
+            return latest[1]
         found = self._recordings.get((bucket, slot))
         if found is None:
-            return self._record(bucket, slot)
+            found = self._record(bucket, slot)
         self._recordings.move_to_end((bucket, slot))
+        self._latest[slot] = bucket, found
         return found
 
     def _record(self, bucket: Bucket, slot: int) -> RecordedStep:
@@ -322,7 +329,8 @@ class GpuProgram:
         logits = self._download(downloads, plan.output, bucket, slot, wanted and bucket.logits)
         tokens = self._download(downloads, plan.sampled, bucket, slot, wanted and bucket.samples)
         hidden = self._download(downloads, plan.hidden, bucket, slot, self._copies_hidden(bucket))
-        recorded = RecordedStep(self.host.record(graph, downloads), logits, tokens, hidden)
+        recording = self.host.record(graph, downloads, self._data[slot].upload(bucket))
+        recorded = RecordedStep(recording, logits, tokens, hidden)
         self._recordings[bucket, slot] = recorded
         if len(self._recordings) > MAX_RECORDINGS:
             self._recordings.popitem(last=False)

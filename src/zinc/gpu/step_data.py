@@ -15,8 +15,10 @@ import numpy as np
 
 from zinc.core.rounding import round_up
 from zinc.gpu.arguments.structs import MAX_TABLES, StepHeader
+from zinc.gpu.bucket import Bucket
+from zinc.gpu.host import Upload
 from zinc.gpu.memory import Allocator, Buffer, MemoryKind
-from zinc.ops.penalties import PENALTY_PARAMS, StepPenalties
+from zinc.ops.penalties import StepPenalties
 from zinc.ops.step import SAMPLE_PARAMS, Step
 
 HEADER_BYTES = StepHeader.layout().size
@@ -40,48 +42,63 @@ class StepData:
         n_adapters: int = 0,
     ) -> None:
         self._allocator = allocator
-        n_rows = 5 * max_tokens + 1 + max_outputs
+        n_rows = _n_rows(max_tokens, max_outputs, max_tokens)
         scales = _params_offset(n_rows) + SAMPLE_PARAMS.itemsize * max_outputs
         n_scales = 1 + max_tokens * n_adapters if n_adapters else 0
         self._buffer = allocator.buffer(scales + 4 * n_scales, MemoryKind.STEP)
         self.address = self._buffer.address
         assert self._buffer.bytes is not None
-        self._bytes = self._buffer.bytes
-        self._rows = self._bytes[HEADER_BYTES : HEADER_BYTES + 4 * n_rows].view(np.int32)
+        self._memory = self._buffer.bytes.data
         self._scales_at, self._sampled = scales, sampled
-        self._scales = self._bytes[scales : scales + 4 * n_scales].view(np.float32)
+        self._scales = self._buffer.bytes[scales : scales + 4 * n_scales].view(np.float32)
         self.adapters = self.address + scales
         self._tables: Buffer | None = None
         self._table_rows = np.empty(0, np.int32)
         self._penalties: Buffer | None = None
+        self._end = 0  # bytes of the data that was written last
         # Contents of the header: rows of each array, whether ids are sampled rows, and tables.
         self._counts: tuple[int, ...] = ()
         self._written: list[tuple[tuple[int, ...], bytes]] = []
 
     def write(self, step: Step) -> None:
-        """Write the data of `step`. No kernel that reads the previous data may still be running."""
+        """Write the data of `step`. No kernel that reads the previous data may still be running.
+
+        Kernels see it in a recording with `upload`, or after `flush`.
+        """
         ids = step.ids if step.sampled_rows is None else step.sampled_rows
         arrays = (
             *(step.positions, ids, step.sequence),
             *(step.output_rows, step.seq_start, step.state_slot),
         )
         counts = tuple(map(len, arrays))
-        n_rows = sum(counts)
-        np.concatenate(arrays, out=self._rows[:n_rows])
+        rows = b"".join([x.tobytes() for x in arrays])
+        end = params = _params_offset(sum(counts))
+        assert len(rows) == 4 * sum(counts), "the rows of a step are int32"
+        # For few rows, bytes are much faster than arrays of numpy.
+        self._memory[HEADER_BYTES : HEADER_BYTES + len(rows)] = rows
         counts += (int(step.sampled_rows is not None),)
-        end = params = _params_offset(n_rows)
         if step.sample_params is not None:
-            end += SAMPLE_PARAMS.itemsize * len(step.output_rows)
-            self._bytes[params:end].view(SAMPLE_PARAMS)[:] = step.sample_params
+            end += step.sample_params.nbytes
+            self._memory[params:end] = step.sample_params.tobytes()
         if step.penalties is not None:
             self._write_penalties(step.penalties)
         tables = [(table.shape, table.tobytes()) for table in step.tables]
         if counts != self._counts or tables != self._written:
             self._write_header(step, counts, self.address + params)
             self._counts, self._written = counts, tables
-        self._allocator.flush(self._buffer, 0, end)
+        self._end = end
         if len(self._scales):
             self._write_scales(step)
+
+    def flush(self) -> None:
+        """Make the data that was written visible to later submissions."""
+        self._allocator.flush(self._buffer, 0, self._end)
+
+    def upload(self, bucket: Bucket) -> Upload:
+        """Return a copy of the data of any step of `bucket`."""
+        tokens, outputs, sequences = bucket.tokens, bucket.outputs, bucket.sequences
+        params = _params_offset(_n_rows(tokens, outputs, sequences))
+        return Upload(self._buffer, params + SAMPLE_PARAMS.itemsize * outputs)
 
     def _write_penalties(self, penalties: StepPenalties) -> None:
         """Write the penalties of the output rows, and the counts of their tokens behind them."""
@@ -91,9 +108,9 @@ class StepData:
             self._penalties = self._allocator.buffer(size, MemoryKind.STEP)
             self._counts = ()  # the header has the address
         assert self._penalties.bytes is not None
-        self._penalties.bytes[:n_rows].view(PENALTY_PARAMS)[:] = penalties.rows
-        pairs = self._penalties.bytes[n_rows : n_rows + n_counts]
-        pairs[:] = penalties.counts.reshape(-1).view(np.uint8)
+        memory = self._penalties.bytes.data
+        memory[:n_rows] = penalties.rows.tobytes()
+        memory[n_rows : n_rows + n_counts] = penalties.counts.tobytes()
         self._allocator.flush(self._penalties, 0, n_rows + n_counts)
 
     def _write_scales(self, step: Step) -> None:
@@ -143,7 +160,12 @@ class StepData:
             ids_are_sampled_rows=counts[-1],
         )
         # One copy, because mapped memory may lie across a bus.
-        self._bytes[:HEADER_BYTES] = np.frombuffer(header.pack(), np.uint8)
+        self._memory[:HEADER_BYTES] = header.pack()
+
+
+def _n_rows(tokens: int, outputs: int, sequences: int) -> int:
+    """Return the int32 rows of a step with these sizes."""
+    return 3 * tokens + outputs + 2 * sequences + 1
 
 
 def _params_offset(n_rows: int) -> int:

@@ -16,7 +16,7 @@ from zinc.backends.cuda.driver import checked, driver
 from zinc.backends.cuda.loader import KernelLoader, kernel_parameters
 from zinc.gpu.dispatch import Dispatch
 from zinc.gpu.graph import DispatchGraph
-from zinc.gpu.host import Download
+from zinc.gpu.host import Download, Upload
 
 STARTS_EARLY = True  # set to False to check whether a race is due to early starts
 
@@ -52,37 +52,46 @@ class GraphBuilder:
     def __init__(self, kernels: KernelLoader, context: Any, starts_early: bool) -> None:
         self._kernels, self._context, self._starts_early = kernels, context, starts_early
 
-    def instantiate(self, graph: DispatchGraph, downloads: Sequence[Download]) -> Any:
-        """Return an instantiated graph of the dispatches, then the downloads.
+    def instantiate(
+        self, graph: DispatchGraph, downloads: Sequence[Download], upload: Upload | None
+    ) -> Any:
+        """Return an instantiated graph of the upload, the dispatches and then the downloads.
 
         Raises DeviceError.
         """
         cuda = driver()
         made = checked(cuda.cuGraphCreate(0), "cuGraphCreate")
         try:
-            self._fill(cuda, made, graph, downloads)
+            self._fill(cuda, made, graph, downloads, upload)
             return checked(cuda.cuGraphInstantiate(made, 0), "cuGraphInstantiate")
         finally:
             cuda.cuGraphDestroy(made)
 
     def _fill(
-        self, cuda: Any, made: Any, graph: DispatchGraph, downloads: Sequence[Download]
+        self,
+        cuda: Any,
+        made: Any,
+        graph: DispatchGraph,
+        downloads: Sequence[Download],
+        upload: Upload | None,
     ) -> None:
-        """Add a node for each dispatch to the graph `made`, and then the downloads."""
+        """Add the upload, each dispatch and then the downloads to the graph `made`."""
+        first = [] if upload is None else [self._upload(cuda, made, upload)]
         edges = graph.edges()
         before: list[list[int]] = [[] for _ in graph.nodes]
         for earlier, later in edges:
             before[later].append(earlier)
         nodes: list[Any] = []
         for node, after in zip(graph.nodes, before, strict=True):
-            nodes.append(self._kernel(cuda, made, node.dispatch))
+            nodes.append(self._kernel(cuda, made, node.dispatch, [] if after else first))
             self._connect(cuda, made, [nodes[i] for i in after], nodes[-1])
         inner = {earlier for earlier, _ in edges}
         last = [node for i, node in enumerate(nodes) if i not in inner]
         for download in downloads:
-            self._copy(cuda, made, last, download)
+            self._download(cuda, made, last, download)
 
-    def _kernel(self, cuda: Any, made: Any, dispatch: Dispatch) -> Any:
+    def _kernel(self, cuda: Any, made: Any, dispatch: Dispatch, after: list[Any]) -> Any:
+        """Add a kernel that starts when the nodes `after` have ended."""
         kernel = self._kernels[dispatch.kernel]
         # The driver copies the parameters when it makes the node.
         pointers, _arguments = kernel_parameters(dispatch)
@@ -92,7 +101,7 @@ class GraphBuilder:
         params.blockDimX, params.blockDimY, params.blockDimZ = kernel.threads, 1, 1
         params.sharedMemBytes = dispatch.kernel.shared_bytes
         params.kernelParams = pointers
-        node = cuda.cuGraphAddKernelNode(made, [], 0, params)
+        node = cuda.cuGraphAddKernelNode(made, after, len(after), params)
         return checked(node, f"recording {dispatch.kernel.name}")
 
     def _connect(self, cuda: Any, made: Any, after: list[Any], node: Any) -> None:
@@ -108,7 +117,17 @@ class GraphBuilder:
         added = cuda.cuGraphAddDependencies(made, after, [node] * n, edges, n)
         checked(added, "cuGraphAddDependencies")
 
-    def _copy(self, cuda: Any, made: Any, after: list[Any], download: Download) -> None:
+    def _upload(self, cuda: Any, made: Any, upload: Upload) -> Any:
+        params = cuda.CUDA_MEMCPY3D()
+        params.srcMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_HOST
+        params.srcHost = upload.source.handle
+        params.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        params.dstDevice = cuda.CUdeviceptr(upload.source.address)
+        params.WidthInBytes, params.Height, params.Depth = upload.n_bytes, 1, 1
+        node = cuda.cuGraphAddMemcpyNode(made, [], 0, params, self._context)
+        return checked(node, "cuGraphAddMemcpyNode")
+
+    def _download(self, cuda: Any, made: Any, after: list[Any], download: Download) -> None:
         assert download.target.bytes is not None
         params = cuda.CUDA_MEMCPY3D()
         params.srcMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE

@@ -21,7 +21,7 @@ from zinc.backends.cuda.memory import Memory
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.features import Features
 from zinc.gpu.graph import DispatchGraph, Node
-from zinc.gpu.host import Download, Progress
+from zinc.gpu.host import Download, Progress, Upload
 from zinc.gpu.memory import Buffer, Bytes, MemoryKind
 
 WARP = 32
@@ -120,10 +120,15 @@ class CudaHost:
     def compile(self, kernels: Iterable[KernelVariant], progress: Progress | None = None) -> None:
         self._kernels.compile(kernels, progress)
 
-    def record(self, graph: DispatchGraph, downloads: Sequence[Download] = ()) -> GraphRecording:
+    def record(
+        self,
+        graph: DispatchGraph,
+        downloads: Sequence[Download] = (),
+        upload: Upload | None = None,
+    ) -> GraphRecording:
         self.enter()
         builder = GraphBuilder(self._kernels, self.context, self.starts_early)
-        made = builder.instantiate(graph, downloads)
+        made = builder.instantiate(graph, downloads, upload)
         counts = StepCounts(len(graph.nodes), max(0, len(graph.levels()) - 1))
         return GraphRecording(made, counts, downloads, self.launch_graph)
 

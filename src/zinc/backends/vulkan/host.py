@@ -13,7 +13,7 @@ from zinc.backends.vulkan.shaders import Pipelines, for_device
 from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import Features
 from zinc.gpu.graph import DispatchGraph
-from zinc.gpu.host import Download, Progress
+from zinc.gpu.host import Download, Progress, Upload
 from zinc.gpu.memory import Buffer, Bytes, MemoryKind
 
 
@@ -75,7 +75,12 @@ class VulkanHost:
     def compile(self, kernels: Iterable[KernelVariant], progress: Progress | None = None) -> None:
         self.pipelines.prepare(kernels, progress)
 
-    def record(self, graph: DispatchGraph, downloads: Sequence[Download] = ()) -> Commands:
+    def record(
+        self,
+        graph: DispatchGraph,
+        downloads: Sequence[Download] = (),
+        upload: Upload | None = None,  # not needed: memory that the host writes is coherent
+    ) -> Commands:
         recorder = Recorder(self.device, self.pipelines)
         for level in graph.levels():
             recorder.level(node.dispatch for node in level)

@@ -58,6 +58,7 @@ class Trial:
         step = Step(every, every, 0 * every, every[:outputs], ends, every[:1])
         self._data = StepData(host, tokens, outputs)
         self._data.write(step)
+        self._data.flush()
         self._cache = GpuCache((), CacheLayout(64, (1,)), host)
         self._chains_products = chains_products(product.launch)
         self._placed = PlacedLaunch(host, product.launch, self._bucket, weights, step)
