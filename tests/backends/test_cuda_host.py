@@ -14,13 +14,13 @@ from ops.running import run
 
 from zinc import LLM, SamplingParams
 from zinc.backends import api
-from zinc.backends.cuda import CudaBackend, CudaKernels, compiler, driver, host, staging
+from zinc.backends.cuda import CudaBackend, CudaKernels, compiler, copies, driver, host, staging
 from zinc.backends.cuda.host import CudaHost
 from zinc.core.errors import DeviceError, MemoryLimitError
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
 from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.graph import DispatchGraph
-from zinc.gpu.host import Upload
+from zinc.gpu.host import Download, Upload
 from zinc.gpu.memory import MemoryKind
 from zinc.plan.planner import make_plan
 from zinc.testing.parity import case_tolerance, every_case
@@ -132,12 +132,38 @@ def test_kernels_see_step_data_after_it_was_flushed(cuda: CudaHost) -> None:
 def test_a_recording_uploads_what_the_host_wrote_since_it_was_made(cuda: CudaHost) -> None:
     buffer = cuda.buffer(256, MemoryKind.STEP)
     cuda.clear(buffer)
+    cuda.compile([])
     recording = cuda.record(DispatchGraph(()), upload=Upload(buffer, 48))
     assert buffer.bytes is not None
     for value in (5, 7):
         buffer.bytes[:] = value
         cuda.wait(recording.submit())
         np.testing.assert_array_equal(cuda.read(buffer, 0, 49), [value] * 48 + [0])
+
+
+def test_short_results_are_copied_by_a_kernel_and_long_ones_by_the_copy_engine(
+    cuda: CudaHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, sizes = cuda._cuda.cuGraphAddMemcpyNode, []
+
+    def counted(*args: Any) -> Any:
+        sizes.append(args[3].WidthInBytes)
+        return add(*args)
+
+    monkeypatch.setattr(cuda._cuda, "cuGraphAddMemcpyNode", counted)
+    cuda.compile([])
+    data = np.random.default_rng(2).integers(0, 256, copies.MAX_BYTES + 1024, np.uint8)
+    source = cuda.buffer(len(data))
+    cuda.write(source, 0, data)
+    lengths = (8, copies.MAX_BYTES, copies.MAX_BYTES + 4)
+    targets = [cuda.buffer(n, MemoryKind.DOWNLOAD) for n in lengths]
+    pairs = zip(targets, lengths, strict=True)
+    downloads = [Download(source, 256, target, n) for target, n in pairs]
+    cuda.wait(cuda.record(DispatchGraph(()), downloads).submit())
+    for target, n in zip(targets, lengths, strict=True):
+        assert target.bytes is not None
+        np.testing.assert_array_equal(target.bytes[:n], data[256 : 256 + n])
+    assert sizes == [copies.MAX_BYTES + 4]
 
 
 def test_memory_is_freed_with_the_last_reference_and_its_lack_is_an_error(cuda: CudaHost) -> None:

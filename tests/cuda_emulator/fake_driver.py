@@ -196,10 +196,7 @@ class FakeDriver:
         self, graph: list[Any], after: list[int], n: int, params: Any, context: Any
     ) -> tuple[int, int]:
         size = params.WidthInBytes * params.Height * params.Depth
-        to_host = hasattr(params, "dstHost")
-        target = params.dstHost if to_host else params.dstDevice
-        source = params.srcDevice if to_host else params.srcHost
-        graph.append(lambda: ctypes.memmove(target, source, size))
+        graph.append(lambda: ctypes.memmove(params.dstHost, params.srcDevice, size))
         return 0, len(graph) - 1
 
     def cuGraphInstantiate(self, graph: list[Any], flags: int) -> tuple[int, list[Any]]:  # noqa: N802

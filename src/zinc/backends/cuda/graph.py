@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from zinc.backends.api import StepCounts
+from zinc.backends.cuda import copies
 from zinc.backends.cuda.driver import checked, driver
 from zinc.backends.cuda.loader import KernelLoader, kernel_parameters
 from zinc.gpu.dispatch import Dispatch
@@ -76,7 +77,12 @@ class GraphBuilder:
         upload: Upload | None,
     ) -> None:
         """Add the upload, each dispatch and then the downloads to the graph `made`."""
-        first = [] if upload is None else [self._upload(cuda, made, upload)]
+        first = []
+        if upload is not None:
+            # Kernels of a step read its data without waiting for more than the kernels before
+            # them, so those that have none before them wait until the whole copy has ended.
+            copy = copies.copy(upload.source.handle, upload.source.address, upload.n_bytes)
+            first.append(self._kernel(cuda, made, copy, []))
         edges = graph.edges()
         before: list[list[int]] = [[] for _ in graph.nodes]
         for earlier, later in edges:
@@ -117,21 +123,17 @@ class GraphBuilder:
         added = cuda.cuGraphAddDependencies(made, after, [node] * n, edges, n)
         checked(added, "cuGraphAddDependencies")
 
-    def _upload(self, cuda: Any, made: Any, upload: Upload) -> Any:
-        params = cuda.CUDA_MEMCPY3D()
-        params.srcMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_HOST
-        params.srcHost = upload.source.handle
-        params.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
-        params.dstDevice = cuda.CUdeviceptr(upload.source.address)
-        params.WidthInBytes, params.Height, params.Depth = upload.n_bytes, 1, 1
-        node = cuda.cuGraphAddMemcpyNode(made, [], 0, params, self._context)
-        return checked(node, "cuGraphAddMemcpyNode")
-
     def _download(self, cuda: Any, made: Any, after: list[Any], download: Download) -> None:
+        """Add a copy to the host after the kernels `after`."""
+        source = download.source.address + download.offset
+        if download.n_bytes <= copies.MAX_BYTES:
+            copy = copies.copy(source, download.target.address, download.n_bytes)
+            self._connect(cuda, made, after, self._kernel(cuda, made, copy, []))
+            return
         assert download.target.bytes is not None
         params = cuda.CUDA_MEMCPY3D()
         params.srcMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
-        params.srcDevice = cuda.CUdeviceptr(download.source.address + download.offset)
+        params.srcDevice = cuda.CUdeviceptr(source)
         params.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_HOST
         params.dstHost = download.target.bytes.ctypes.data
         params.WidthInBytes, params.Height, params.Depth = download.n_bytes, 1, 1

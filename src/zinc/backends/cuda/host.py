@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from zinc.backends.api import StepCounts
+from zinc.backends.cuda import copies
 from zinc.backends.cuda.driver import Candidate, attribute, checked, driver
 from zinc.backends.cuda.graph import GraphBuilder, GraphRecording
 from zinc.backends.cuda.loader import KernelLoader, kernel_parameters
@@ -118,7 +119,7 @@ class CudaHost:
         return " ".join([f"{kernel.name}.cu", *macros])
 
     def compile(self, kernels: Iterable[KernelVariant], progress: Progress | None = None) -> None:
-        self._kernels.compile(kernels, progress)
+        self._kernels.compile([*kernels, copies.KERNEL], progress)
 
     def record(
         self,

@@ -888,6 +888,15 @@ class PackArguments(Struct):
     n_blocks: U32
 
 
+class CopyArguments(Struct):
+    """Arguments of the kernel that copies between memory of the device and of the host."""
+
+    step: Annotated[int, pointer("StepHeader"), "unused"]
+    source: Uints
+    target: Uints
+    n_words: U32
+
+
 class PeerTable(Struct):
     """Addresses through which a GPU reaches its peers and itself."""
 
