@@ -59,16 +59,14 @@ class Bucket:
     @classmethod
     def of_step(cls, plan: Plan, step: Step, logits: bool = True) -> Bucket:
         """Return the bucket of `step`."""
-        return cls.of(
-            plan,
-            tokens=len(step.ids),
-            outputs=len(step.output_rows),
-            sequences=len(step.state_slot),
-            keys=step.n_keys,
-            is_decode=step.is_decode,
-            samples=step.sample_params is not None,
-            penalizes=step.penalties is not None,
-            logits=logits,
+        return _bucket(
+            (plan.max_tokens, plan.max_outputs),
+            (len(step.ids), len(step.output_rows), len(step.state_slot)),
+            _log2(max(step.n_keys, SMALLEST_KEYS)),
+            step.is_decode,
+            step.sample_params is not None,
+            step.penalties is not None,
+            logits,
         )
 
     def runs(self, launch: Launch) -> bool:

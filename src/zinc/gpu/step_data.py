@@ -43,7 +43,7 @@ class StepData:
     ) -> None:
         self._allocator = allocator
         n_rows = _n_rows(max_tokens, max_outputs, max_tokens)
-        scales = _params_offset(n_rows) + SAMPLE_PARAMS.itemsize * max_outputs
+        scales = _params_offset(4 * n_rows) + SAMPLE_PARAMS.itemsize * max_outputs
         n_scales = 1 + max_tokens * n_adapters if n_adapters else 0
         self._buffer = allocator.buffer(scales + 4 * n_scales, MemoryKind.STEP)
         self.address = self._buffer.address
@@ -65,18 +65,15 @@ class StepData:
 
         Kernels see it in a recording with `upload`, or after `flush`.
         """
-        ids = step.ids if step.sampled_rows is None else step.sampled_rows
-        arrays = (
-            *(step.positions, ids, step.sequence),
-            *(step.output_rows, step.seq_start, step.state_slot),
-        )
-        counts = tuple(map(len, arrays))
-        rows = b"".join([x.tobytes() for x in arrays])
-        end = params = _params_offset(sum(counts))
-        assert len(rows) == 4 * sum(counts), "the rows of a step are int32"
+        sampled = step.sampled_rows
+        ids = step.ids if sampled is None else sampled
+        slots = step.state_slot
+        arrays = (step.positions, ids, step.sequence, step.output_rows, step.seq_start, slots)
+        counts = (*map(len, arrays), int(sampled is not None))
         # For few rows, bytes are much faster than arrays of numpy.
+        rows = b"".join([x.tobytes() for x in arrays])
         self._memory[HEADER_BYTES : HEADER_BYTES + len(rows)] = rows
-        counts += (int(step.sampled_rows is not None),)
+        end = params = _params_offset(len(rows))
         if step.sample_params is not None:
             end += step.sample_params.nbytes
             self._memory[params:end] = step.sample_params.tobytes()
@@ -97,7 +94,7 @@ class StepData:
     def upload(self, bucket: Bucket) -> Upload:
         """Return a copy of the data of any step of `bucket`."""
         tokens, outputs, sequences = bucket.tokens, bucket.outputs, bucket.sequences
-        params = _params_offset(_n_rows(tokens, outputs, sequences))
+        params = _params_offset(4 * _n_rows(tokens, outputs, sequences))
         return Upload(self._buffer, params + SAMPLE_PARAMS.itemsize * outputs)
 
     def _write_penalties(self, penalties: StepPenalties) -> None:
@@ -168,9 +165,9 @@ def _n_rows(tokens: int, outputs: int, sequences: int) -> int:
     return 3 * tokens + outputs + 2 * sequences + 1
 
 
-def _params_offset(n_rows: int) -> int:
-    """Return the offset of the sampling parameters behind `n_rows` int32 rows, in bytes."""
-    return HEADER_BYTES + round_up(4 * n_rows, 16)
+def _params_offset(n_bytes: int) -> int:
+    """Return the offset of the sampling parameters behind rows of `n_bytes`."""
+    return HEADER_BYTES + round_up(n_bytes, 16)
 
 
 def _padded(values: Iterable[int]) -> tuple[int, ...]:
