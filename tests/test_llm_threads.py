@@ -296,7 +296,7 @@ with LLM(backend="cpu", threads=2) as llm:
 """
 
 
-def test_the_tokenizer_is_built_in_a_thread_while_weights_are_loaded(monkeypatch):
+def test_the_tokenizer_is_built_in_a_thread_while_the_model_is_loaded(monkeypatch):
     loads, builders = LoadedModel.__init__, []
     loading, built = threading.Event(), threading.Event()
     build = Tokenizer.from_metadata

@@ -40,6 +40,7 @@ from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams, recommended
 from zinc.engine.structured import ConstraintLike, Grammar, start_constraints
 from zinc.engine.worker import EngineWorker
+from zinc.formats.gguf import GGUFFile
 from zinc.grammar.kinds import Kind
 from zinc.llm import scoring
 from zinc.llm.answers import (
@@ -174,11 +175,13 @@ class LLM:
 
     def _load(self, options: LoadOptions, progress: Progress | None) -> None:
         asked = None if options.pooling is None else Pooling.named(options.pooling)
-        planned = plan_model(options)
+        file = GGUFFile.open(resolve_model(options.path))
+        # Takes long with many tokens, and needs neither the device nor the weights.
+        tokenizer = start_tokenizer(file, options.chat_template)
+        planned = plan_model(options, file=file)
         metadata = planned.file.metadata
         if options.chat_template is not None or "tokenizer.chat_template" in metadata:
             renderer.SHARED.start()  # starts while weights are loaded
-        tokenizer = start_tokenizer(planned.file, options.chat_template)
         self.model = LoadedModel(planned, progress)
         self.settings = options.settings
         self.file, self.spec, self.path = planned.file, planned.spec, planned.file.path

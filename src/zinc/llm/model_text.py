@@ -1,6 +1,6 @@
 """The text side of a model: tokenizer, chat template, grammars and DRY breakers.
 
-The tokenizer is built while weights are loaded. Each other part is built when it is first used,
+The tokenizer is built while the model is loaded. Each other part is built when it is first used,
 once, by whichever thread asks first.
 """
 
