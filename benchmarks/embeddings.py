@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import openai
 
 import zinc
 from zinc.core.processor import cpu_model
@@ -276,8 +277,9 @@ def measure_server(args: argparse.Namespace, type: GGMLType, folder: Path) -> It
 
     one_request: a request with all texts. requests: one text a request, one after another.
     concurrent: the same requests sent at once over a connection each. one_request_floats: a request
-    with all texts whose embeddings are JSON numbers, not base64. embed, embed_single: by
-    `LLM.embed`, all texts and one after another, without a server.
+    with all texts whose embeddings are JSON numbers, not base64. client_one_request,
+    client_requests: as the first two, with the client of the package `openai`. embed, embed_single:
+    by `LLM.embed`, all texts and one after another, without a server.
     """
     model = model_file(args, folder, type)
     rows: dict[int, Row] = {}
@@ -298,6 +300,7 @@ def measure_server(args: argparse.Namespace, type: GGMLType, folder: Path) -> It
     try:
         connections = [http.client.HTTPConnection("127.0.0.1", port) for _ in range(SERVED_TEXTS)]
         wait_until_loaded(connections[0])
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
 
         def send(
             connection: http.client.HTTPConnection, texts: list[str], form: str = "base64"
@@ -314,6 +317,10 @@ def measure_server(args: argparse.Namespace, type: GGMLType, folder: Path) -> It
             send(connections[0], texts, form)
             receive(connections[0])
 
+        def by_client(texts: list[str]) -> None:
+            found = client.embeddings.create(model=model.stem, input=texts).data
+            assert len(found) == len(texts)
+
         def at_once(texts: list[str]) -> None:
             for connection, text in zip(connections, texts, strict=True):
                 send(connection, [text])
@@ -327,11 +334,14 @@ def measure_server(args: argparse.Namespace, type: GGMLType, folder: Path) -> It
                 "requests": partial(one_by_one, together, [[text] for text in texts]),
                 "concurrent": partial(at_once, texts),
                 "one_request_floats": partial(together, texts, "float"),
+                "client_one_request": partial(by_client, texts),
+                "client_requests": partial(one_by_one, by_client, [[text] for text in texts]),
             }
             for run in runs.values():
                 run()
             row |= fastest(runs, args.rounds)
             row["ratio"] = round(row["requests_ms"] / row["one_request_ms"], 2)
+            row["client_ratio"] = round(row["client_requests_ms"] / row["client_one_request_ms"], 2)
             row["concurrent_ratio"] = round(row["requests_ms"] / row["concurrent_ms"], 2)
             row["embed_ratio"] = round(row["embed_single_ms"] / row["embed_ms"], 2)
             print(json.dumps(row), flush=True)
