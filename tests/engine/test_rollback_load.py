@@ -10,6 +10,7 @@ import pytest
 from effort import on_backends
 from present import computing
 
+from zinc.core.errors import RequestError
 from zinc.engine.cache_layout import state_bytes_per_sequence
 from zinc.engine.load.model import LoadedModel
 from zinc.engine.load.options import LoadOptions
@@ -17,6 +18,7 @@ from zinc.engine.load.planning import plan_model
 from zinc.engine.readout import ReadoutKind
 from zinc.engine.request import Request
 from zinc.engine.sampling import SamplingParams
+from zinc.formats.gguf import GGUFFile
 from zinc.ops.recurrent_state import CHUNK
 
 FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
@@ -96,3 +98,14 @@ def test_programs_for_readouts_use_the_same_states() -> None:
         prepare = model.engine._runner._prepare
         assert prepare is not None
         assert prepare(ReadoutKind.HIDDEN, False, False).plan.states == model.plan.states
+
+
+def test_a_file_is_closed_if_its_cache_folder_cannot_be_used(tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.touch()
+    options = options_of("gemma3", 0, cache_dir=taken)
+    assert options.path is not None
+    file = GGUFFile.open(options.path)
+    with pytest.raises(RequestError, match="not a folder"):
+        plan_model(options, file=file)
+    assert not file.tensors

@@ -67,10 +67,6 @@ def plan_model(
     Raises a `ZincError` if the file is damaged or unsupported, or the options do not suit the model
     or the machine.
     """
-    if options.cache_folder is not None:
-        from zinc.kv.disk import check_folder
-
-        check_folder(options.cache_folder)
     settings = options.settings
     lora = options.lora or tuple(AdapterOption(path) for path in settings.lora)
     options = replace(options, context=options.context or settings.context, lora=lora)
@@ -78,6 +74,10 @@ def plan_model(
         file = GGUFFile.open(resolve_model(options.path))
     adapters = NO_ADAPTERS
     try:
+        if options.cache_folder is not None:
+            from zinc.kv.disk import check_folder
+
+            check_folder(options.cache_folder)
         file = with_nextn_beside(file, options.speculate)
         model = _open(file, options)
         adapters = open_adapters(options.lora, file, model.graphs[0].nodes)
