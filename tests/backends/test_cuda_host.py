@@ -50,7 +50,7 @@ def test_kernels_start_early_if_the_card_can(
     run(CudaBackend(cuda), case)
     edges = cuda._cuda.edges
     assert len(edges) >= 4
-    upload = 0  # the first node of the graph, which is not a kernel
+    upload = 0  # the first node of the graph: kernels wait until its copy has ended
     assert all(starts_early is (early and before != upload) for before, _, starts_early in edges)
     last = max(later for _, later, _ in edges)
     assert {later for _, later, _ in edges} == set(range(1, last + 1)), "each waits for the upload"
