@@ -25,8 +25,8 @@ STARTS_EARLY = True  # set to False to check whether a race is due to early star
 class GraphRecording:
     """A `zinc.gpu.host.Recording` as an instantiated CUDA graph.
 
-    graph: instantiated, destroyed with the recording. downloads: the copies at its end, whose
-    buffers the recording keeps. launch: queues the graph and returns a ticket.
+    graph: instantiated, destroyed with the recording. downloads, upload: its copies, whose buffers
+    the recording keeps. launch: queues the graph and returns a ticket.
     """
 
     def __init__(
@@ -34,10 +34,11 @@ class GraphRecording:
         graph: Any,
         counts: StepCounts,
         downloads: Sequence[Download],
+        upload: Upload | None,
         launch: Callable[[Any], int],
     ) -> None:
         self._graph, self.counts = graph, counts
-        self._downloads, self._launch = downloads, launch
+        self._copies, self._launch = (downloads, upload), launch
         weakref.finalize(self, driver().cuGraphExecDestroy, graph).atexit = False
 
     def submit(self) -> int:

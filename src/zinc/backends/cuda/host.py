@@ -131,7 +131,7 @@ class CudaHost:
         builder = GraphBuilder(self._kernels, self.context, self.starts_early)
         made = builder.instantiate(graph, downloads, upload)
         counts = StepCounts(len(graph.nodes), max(0, len(graph.levels()) - 1))
-        return GraphRecording(made, counts, downloads, self.launch_graph)
+        return GraphRecording(made, counts, downloads, upload, self.launch_graph)
 
     def launch_graph(self, graph: Any) -> int:
         """Queue an instantiated graph. Return a ticket for `wait`."""
