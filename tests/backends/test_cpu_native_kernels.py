@@ -9,6 +9,7 @@ other sequences or on the number of threads.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -238,6 +239,16 @@ def test_exp_is_accurate_everywhere(level: str) -> None:
     ends = np.array([[0, 1e4, np.inf, -1e4, -3e38]], np.float32)
     got = run(level, "glu", [ends, np.ones_like(ends)], 5, {"activation": 0})
     np.testing.assert_array_equal(got, [[0, 1e4, np.inf, 0, 0]])
+
+
+def test_exact_gelu_is_accurate_everywhere(level: str) -> None:
+    x = everywhere()
+    wide = x.astype(np.float64)
+    got = run(level, "glu", [x, None], x.shape[1], {"activation": 4})
+    finite = np.isfinite(x)
+    want = 0.5 * wide[finite] * np.vectorize(math.erfc)(-wide[finite] * 0.5**0.5)
+    np.testing.assert_allclose(got[finite], want, rtol=2 * EPS, atol=EPS)
+    np.testing.assert_array_equal(got[~finite], np.maximum(x[~finite], 0))
 
 
 def test_nan_stays_nan(level: str) -> None:

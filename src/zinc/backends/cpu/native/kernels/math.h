@@ -66,12 +66,11 @@ inline F32x16 gelu(F32x16 x) {
     return x / (F32x16::set1(1.0f) + exp(F32x16::zero() - u));
 }
 
-// The exact form x * Phi(x), where Phi(-|x|) = t P(t) e^(-z^2) with z = |x| / sqrt(2) and t = 1 / (1 + 0.33
-// z). P is a minimax fit of the relative error.
+// The exact form x * Phi(x) = max(x, 0) - |x| Phi(-|x|), where Phi(-|x|) = t P(t) e^(-x^2 / 2). With z = |x| /
+// sqrt(2), t = 1 / (1 + 0.33 z). P is a minimax fit of the relative error.
 inline F32x16 gelu_erf(F32x16 x) {
-    const F32x16 one = F32x16::set1(1.0f);
-    const F32x16 z = abs(x) * F32x16::set1(0.70710678f);
-    const F32x16 t = one / fma(z, F32x16::set1(0.33f), one);
+    const F32x16 one = F32x16::set1(1.0f), a = min(abs(x), F32x16::set1(1e30f));  // infinity would give NaN
+    const F32x16 t = one / fma(a, F32x16::set1(0.33f * 0.70710678f), one);
     F32x16 p = F32x16::set1(-0.0679646118f);
     p = fma(p, t, F32x16::set1(0.2313450589f));
     p = fma(p, t, F32x16::set1(-0.1777212116f));
@@ -80,8 +79,8 @@ inline F32x16 gelu_erf(F32x16 x) {
     p = fma(p, t, F32x16::set1(0.1009622437f));
     p = fma(p, t, F32x16::set1(0.091418562f));
     p = fma(p, t, F32x16::set1(0.0931830592f));
-    const F32x16 tail = p * t * exp(F32x16::zero() - z * z);
-    return x * where_lt(x, F32x16::zero(), tail, one - tail);
+    const F32x16 e = exp2(x * (x * F32x16::set1(-0.72134752f)));  // -log2(e) / 2
+    return fma(F32x16::zero() - a * t, p * e, max(x, F32x16::zero()));
 }
 
 enum class ActivationFn : int {
