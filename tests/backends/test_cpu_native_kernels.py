@@ -194,6 +194,37 @@ def test_a_kernel_that_quantises_its_output_agrees_with_quantize(
     assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))
 
 
+def quantised(row: Floats) -> tuple[Floats, ...]:
+    """Return q, the scales d, d times the sum of each block, and the sums of sixteen of a row."""
+    blocks = row.reshape(-1, 32)
+    largest = np.abs(blocks).max(1, initial=0)
+    used = np.isfinite(largest) & (largest > 1e-30)
+    inverse = np.float32(127) / np.where(used, largest, np.float32(1))
+    q = np.where(used[:, None], np.rint(blocks * inverse[:, None]), 0).astype(np.int8)
+    d = np.where(np.isfinite(largest), np.where(used, largest / np.float32(127), 0), np.nan)
+    sums = q.reshape(-1, 16).sum(1, dtype=np.int16)
+    d = d.astype(np.float32)
+    return q.reshape(-1), d, d * q.sum(1, dtype=np.float32), sums
+
+
+@pytest.mark.parametrize("cols", [32, 96, 128, 288, 384, 416, 512, 544, 1056])
+def test_quantize(level: str, cols: int) -> None:
+    x = normal(0, 6, cols) * 5
+    x[1] *= 1e-31
+    x[2, :32] *= 1e-31
+    x[3, cols // 2] = np.inf
+    x[4, cols - 1] = np.nan
+    x[5, ::7] = -1e30
+    padded = -cols % 64
+    for row, got in zip(x, run(level, "quantize", [x], cols, {}, format="q8_32"), strict=True):
+        at = 0
+        for part in quantised(row):
+            values = got[at : at + part.nbytes].view(part.dtype)
+            np.testing.assert_array_equal(values, part)
+            at += part.nbytes + -part.nbytes % 64
+        assert (got[cols : cols + padded] == 0xFF).all()
+
+
 # ---- elementwise and activations
 
 

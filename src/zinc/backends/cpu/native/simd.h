@@ -34,6 +34,33 @@ inline void sums16(const int8_t* x, int32_t* sums) {
 }  // namespace zinc::ZINC_LEVEL
 #endif
 
+#if !defined(ZINC_HAS_STORE_I8_SUMS)
+namespace zinc::ZINC_LEVEL {
+
+// Stores the 64 lanes of v as int8, saturated, and the sum of each sixteen.
+inline void store_i8(const I32x16 (&v)[4], int8_t* q, int16_t* sums) {
+    int32_t four[4];
+    for (int i = 0; i < 4; ++i) v[i].store_i8(q + i * 16);
+    sums16(q, four);
+    for (int i = 0; i < 4; ++i) sums[i] = static_cast<int16_t>(four[i]);
+}
+
+}  // namespace zinc::ZINC_LEVEL
+#endif
+
+#if !defined(ZINC_HAS_HMAX16)
+namespace zinc::ZINC_LEVEL {
+
+// Returns the largest lane of each v[i] in lane i.
+inline I32x16 hmax(const I32x16 (&v)[16]) {
+    int32_t top[16];
+    for (int i = 0; i < 16; ++i) top[i] = hmax(v[i]);
+    return I32x16::load(top);
+}
+
+}  // namespace zinc::ZINC_LEVEL
+#endif
+
 #if !defined(ZINC_HAS_TRANSPOSE)
 namespace zinc::ZINC_LEVEL {
 

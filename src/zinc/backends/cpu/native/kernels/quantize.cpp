@@ -8,6 +8,7 @@
 #include "../half.h"
 #include "../q8row.h"
 #include "../simd.h"
+#include "../unroll.h"
 #include "rows.h"
 #include "table.h"
 
@@ -18,6 +19,9 @@ using in = operands::quantize;
 
 constexpr float kLeast = 1e-30f;  // a block whose values are all smaller is stored as zeros
 
+// The bits of an infinite float. Those of NaN are larger, as integers.
+constexpr int32_t kInfinityBits = 0x7f800000;
+
 // The largest absolute value of n values; NaN if one of them is infinite or NaN.
 float largest(const float* x, int n) {
     // As integers, the bits of non-negative floats are ordered like the floats; infinity and NaN are the
@@ -25,7 +29,7 @@ float largest(const float* x, int n) {
     I32x16 top = I32x16::zero();
     for_lanes(0, n, [&](int i, auto lanes) { top = max(top, bits(abs(load(x + i, lanes)))); });
     const int32_t top_bits = hmax(top);
-    if (top_bits >= 0x7f800000) return std::numeric_limits<float>::quiet_NaN();
+    if (top_bits >= kInfinityBits) return std::numeric_limits<float>::quiet_NaN();
     float amax;
     std::memcpy(&amax, &top_bits, 4);
     return amax;
@@ -58,6 +62,45 @@ void sum_sixteens(const int8_t* q, int64_t n, int16_t* sums) {
     for (int j = 0; j < 2; ++j) sums[j] = static_cast<int16_t>(four[j]);
 }
 
+// Quantises kBlocks <= 16 blocks of 32, an even number, and stores q, d and the sums of sixteen. Returns
+// false if a value is infinite or NaN. The maxima and scales of all blocks are computed together: those of
+// one block are a long chain of dependent operations.
+template <int kBlocks>
+bool quantize_blocks(const float* x, int8_t* q, float* d, int16_t* sums) {
+    I32x16 tops[16];
+    repeat<16>([&](int b) {
+        tops[b] = b < kBlocks
+                      ? max(bits(abs(F32x16::load(x + b * 32))), bits(abs(F32x16::load(x + b * 32 + 16))))
+                      : I32x16::zero();
+    });
+    const I32x16 top = hmax(tops);
+    if (hmax(top) >= kInfinityBits) return false;
+    int32_t top_bits[16];
+    float amax[16], inverse[16];
+    top.store(top_bits);
+    std::memcpy(amax, top_bits, sizeof amax);
+    const F32x16 a = F32x16::load(amax), most = F32x16::set1(127.0f), least = F32x16::set1(kLeast);
+    where_lt(least, a, most / a, F32x16::zero()).store(inverse);
+    where_lt(least, a, a / most, F32x16::zero()).store_n(d, kBlocks);
+    for (int b = 0; b < kBlocks; b += 2) {
+        I32x16 v[4];
+        repeat<4>([&](int i) {
+            v[i] = to_i32(F32x16::load(x + b * 32 + i * 16) * F32x16::set1(inverse[b + i / 2]));
+        });
+        store_i8(v, q + b * 32, sums + b * 2);
+    }
+    return true;
+}
+
+// Quantises as many of the `n` blocks as there is a function for, and returns their number.
+int quantize_some(const float* x, int64_t n, int8_t* q, float* d, int16_t* sums) {
+    if (n >= 16) return quantize_blocks<16>(x, q, d, sums) ? 16 : 0;
+    if (n >= 12) return quantize_blocks<12>(x, q, d, sums) ? 12 : 0;
+    if (n >= 8) return quantize_blocks<8>(x, q, d, sums) ? 8 : 0;
+    if (n >= 4) return quantize_blocks<4>(x, q, d, sums) ? 4 : 0;
+    return 0;
+}
+
 // Quantises blocks [first, last) of a row of `cols` columns; x points at the first column of block `first`.
 void quantize_32(const float* x, int64_t first, int64_t last, int cols, std::byte* dst) {
     const Q8Row row(RowFormat::q8_32, cols);
@@ -65,9 +108,26 @@ void quantize_32(const float* x, int64_t first, int64_t last, int cols, std::byt
     auto* d = reinterpret_cast<float*>(dst + row.d);
     auto* s = reinterpret_cast<float*>(dst + row.s);
     auto* sum16 = reinterpret_cast<int16_t*>(dst + row.sum);
-    for (int64_t b = first; b < last; ++b) d[b] = quantize_block(x + (b - first) * 32, 32, q + b * 32);
-    sum_sixteens(q + first * 32, (last - first) * 32, sum16 + first * 2);
-    for (int64_t b = first; b < last; ++b) s[b] = d[b] * static_cast<float>(sum16[b * 2] + sum16[b * 2 + 1]);
+    int64_t b = first;
+    for (int n = 1; n > 0 && b < last; b += n)
+        n = quantize_some(x + (b - first) * 32, last - b, q + b * 32, d + b, sum16 + b * 2);
+    const int64_t rest = b;
+    for (; b < last; ++b) d[b] = quantize_block(x + (b - first) * 32, 32, q + b * 32);
+    if (rest < last) sum_sixteens(q + rest * 32, (last - rest) * 32, sum16 + rest * 2);
+    // Sixteen blocks at once where they are all in this range or the padding of the row completes them:
+    // another thread may store the other blocks.
+    const int64_t end = last == row.blocks ? last : last / 16 * 16;
+    for (b = first; b < last;) {
+        if (b % 16 == 0 && b < end) {
+            const int n = static_cast<int>(std::min<int64_t>(16, last - b));
+            const I16x32 pairs = I16x32::load(sum16 + b * 2);
+            (F32x16::load_n(d + b, n) * to_f32(pairs.even() + pairs.odd())).store_n(s + b, n);
+            b += 16;
+        } else {
+            s[b] = d[b] * static_cast<float>(sum16[b * 2] + sum16[b * 2 + 1]);
+            ++b;
+        }
+    }
 }
 
 void quantize_256(const float* x, int64_t first, int64_t last, int cols, std::byte* dst) {

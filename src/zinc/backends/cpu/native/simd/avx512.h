@@ -228,6 +228,42 @@ inline void sums16(const int8_t* x, int32_t* sums) {
                      _mm512_castsi512_si128(_mm512_maskz_compress_epi32(0x1111, signed_sums)));
 }
 
+#define ZINC_HAS_STORE_I8_SUMS 1
+// Stores the 64 lanes of v as int8, saturated, and the sum of each sixteen.
+inline void store_i8(const I32x16 (&v)[4], int8_t* q, int16_t* sums) {
+    // Each quarter has four bytes of each vector.
+    const __m512i bytes =
+        _mm512_packs_epi16(_mm512_packs_epi32(v[0].v, v[1].v), _mm512_packs_epi32(v[2].v, v[3].v));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(q, _mm512_permutexvar_epi32(order, bytes));
+    const __m512i fours = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes);
+    const __m256i eights =
+        _mm256_add_epi32(_mm512_castsi512_si256(fours), _mm512_extracti64x4_epi64(fours, 1));
+    const __m128i all = _mm_add_epi32(_mm256_castsi256_si128(eights), _mm256_extracti128_si256(eights, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(sums), _mm_packs_epi32(all, all));
+}
+
+#define ZINC_HAS_HMAX16 1
+// Returns the largest lane of each v[i] in lane i.
+inline I32x16 hmax(const I32x16 (&v)[16]) {
+    __m512i two[8], four[4], eight[2];
+    for (int i = 0; i < 8; ++i) {
+        const __m512i a = v[2 * i].v, b = v[2 * i + 1].v;
+        two[i] = _mm512_max_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    }
+    for (int i = 0; i < 4; ++i) {
+        const __m512i a = two[2 * i], b = two[2 * i + 1];
+        four[i] = _mm512_max_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    }
+    // Each quarter of four[i] has a maximum of v[4 i] to v[4 i + 3].
+    for (int i = 0; i < 2; ++i) {
+        const __m512i a = four[2 * i], b = four[2 * i + 1];
+        eight[i] = _mm512_max_epi32(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xee));
+    }
+    return {_mm512_max_epi32(_mm512_shuffle_i32x4(eight[0], eight[1], 0x88),
+                             _mm512_shuffle_i32x4(eight[0], eight[1], 0xdd))};
+}
+
 #define ZINC_HAS_TRANSPOSE 1
 // Transposes 16 x 16 floats: to[j][i] = from[i][j]. Rows are from_step and to_step floats apart.
 inline void transpose16(const float* from, int64_t from_step, float* to, int64_t to_step) {
