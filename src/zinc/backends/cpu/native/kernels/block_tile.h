@@ -109,17 +109,19 @@ void decode(const std::byte* tile, int64_t cols, int lane, float* out) {
     const T t(cols);
     const std::byte* chunk = tile + t.blocks_at();
     for (int64_t b = 0; b < t.blocks; ++b, chunk += T::Chunk::kBytes, out += 32) {
+        uint8_t u[32];
         int8_t values[32];
         unroll<8>([&](auto g) {
             uint8_t group[64];
-            const uint8_t* four = group + lane * 4;
+            const void* four = group + lane * 4;
             if constexpr (T::kBytes) {
-                four = reinterpret_cast<const uint8_t*>(chunk) + g * 64 + lane * 4;
+                four = chunk + g * 64 + lane * 4;
             } else {
                 T::template get<g>(chunk).store(group);
             }
-            for (int j = 0; j < 4; ++j) values[g * 4 + j] = static_cast<int8_t>(four[j] - F::kOffset);
+            std::memcpy(u + g * 4, four, 4);
         });
+        for (int i = 0; i < 32; ++i) values[i] = static_cast<int8_t>(u[i] - F::kOffset);
         for (int half = 0; half < 2; ++half) {
             float lanes[16];
             t.head.d(tile, b * T::kSubs + half * T::kSubs / 2).store(lanes);
