@@ -19,6 +19,8 @@ namespace zinc::ZINC_LEVEL {
 inline constexpr int kKeyBlock = 64;  // keys between two updates of the running maximum
 inline constexpr int kBlockTiles = kKeyBlock / kKvTile;
 inline constexpr int kMaxRows = 6;  // most rows in registers
+// The same if all keys are in one tile: more rows hide the latency of fma.
+inline constexpr int kOneTileRows = kVectorRegisters >= 32 ? 8 : kMaxRows;
 
 // Number of vectors that each of `rows` rows can keep in registers, next to as many operands and a broadcast.
 constexpr int vectors_for(int rows, int most) {
@@ -291,12 +293,13 @@ inline float softmax_block(float* s, int first_tile, int last_tile, int first, i
     const float before = row.max, after = std::max(before, hmax(top));
     float factor = 1.0f;
     F32x16 sum = F32x16::load(row.sum);
-    if (after != before) {
+    row.max = after;
+    // Before the first block, the sums are zero.
+    if (after != before && before != std::numeric_limits<float>::lowest()) {
         const F32x16 f = exp2(F32x16::set1(before - after));
         f.store(row.sum);
         factor = row.sum[0];
         sum = sum * f;
-        row.max = after;
     }
     for (int j = first_tile; j < last_tile; ++j) {
         const F32x16 p = exp2(x[j] - F32x16::set1(after));
@@ -354,6 +357,9 @@ inline void add_all_values(const float* p, const float* factor, const Values* va
     int at = 0;
     for (; at + 16 * wide <= dim; at += 16 * wide)
         add_values<R, wide>(p, factor, values, first, last, dim, at, acc);
+    if constexpr (wide > 2) {
+        for (; at + 32 <= dim; at += 32) add_values<R, 2>(p, factor, values, first, last, dim, at, acc);
+    }
     if constexpr (wide > 1) {
         for (; at < dim; at += 16) add_values<R, 1>(p, factor, values, first, last, dim, at, acc);
     }

@@ -183,7 +183,7 @@ void attend_rows(const Rows& rows, const Keys* keys, const Values* values, int r
     const Params& p = rows.p;
     const int first_tile = first / kKvTile, last_tile = (last + kKvTile - 1) / kKvTile;
     float* s = rows.s + row * kKeyBlock;
-    with_rows<kMaxRows>(n, [&](auto count) {
+    with_rows<kOneTileRows>(n, [&](auto count) {
         auto dot = [&](auto n_tiles, int tile) {
             if constexpr (requires { Keys::kOffset; }) {
                 const int groups = p.dim / kKvGroup;
@@ -259,10 +259,11 @@ inline void attend_split(const Rows& rows, int split, int end, RowState* states,
     const Params& p = rows.p;
     for (int r = 0; r < rows.n; ++r) states[r].clear();
     std::fill_n(acc, static_cast<size_t>(rows.n) * static_cast<size_t>(p.dim_v), 0.0f);
-    const int groups = (rows.n + kMaxRows - 1) / kMaxRows, group_rows = (rows.n + groups - 1) / groups;
-    if (rows.selected) return attend_selected(rows, split, end, group_rows, states, acc);
-    const int from = std::max(split * kSplit, first_key(p, rows.position(0)));
+    const int from = std::max(split * kSplit, rows.selected ? 0 : first_key(p, rows.position(0)));
     const int to = std::min(end, rows.last(rows.n - 1) + 1);
+    const int most = to - from / kKvTile * kKvTile <= kKvTile ? kOneTileRows : kMaxRows;
+    const int groups = (rows.n + most - 1) / most, group_rows = (rows.n + groups - 1) / groups;
+    if (rows.selected) return attend_selected(rows, split, end, group_rows, states, acc);
     int base = from / kKeyBlock * kKeyBlock;
     Tiles next(rows, base, from - base, to - base);
     for (; base < std::min(to, (split + 1) * kSplit); base += kKeyBlock) {
