@@ -66,8 +66,8 @@ inline F32x16 gelu(F32x16 x) {
     return x / (F32x16::set1(1.0f) + exp(F32x16::zero() - u));
 }
 
-// The exact form x * Phi(x) = max(x, 0) - |x| Phi(-|x|), where Phi(-|x|) = t P(t) e^(-x^2 / 2). With z = |x| /
-// sqrt(2), t = 1 / (1 + 0.33 z). P is a minimax fit of the relative error.
+// The exact form x * Phi(x) = max(x, 0) - |x| Phi(-|x|), where Phi(-|x|) = t P(t) e^(-x^2 / 2). With z = |x|
+// / sqrt(2), t = 1 / (1 + 0.33 z). P is a minimax fit of the relative error.
 inline F32x16 gelu_erf(F32x16 x) {
     const F32x16 one = F32x16::set1(1.0f), a = min(abs(x), F32x16::set1(1e30f));  // infinity would give NaN
     const F32x16 t = one / fma(a, F32x16::set1(0.33f * 0.70710678f), one);
