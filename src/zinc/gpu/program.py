@@ -347,9 +347,9 @@ class GpuProgram:
         self, downloads: list[Download], ref: Ref | None, bucket: Bucket, slot: int, wanted: bool
     ) -> FloatArray:
         """Add a copy of the rows of `ref` to `downloads` and return the host's view of the copy."""
-        if ref is None or not wanted:
+        rows = bucket.rows(ref.dim) if ref is not None and wanted else 0
+        if ref is None or not rows:
             return np.empty((0, ref.cols if ref else 0), np.float32)
-        rows = bucket.rows(ref.dim)
         size = rows * ref.stride
         buffer = self._downloads.get((ref, slot))
         if buffer is None or buffer.size < size:
