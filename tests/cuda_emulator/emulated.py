@@ -102,7 +102,11 @@ class EmulatedHost:
         downloads: Sequence[Download] = (),
         upload: Upload | None = None,
     ) -> EmulatedRecording:
-        return EmulatedRecording(self, graph, downloads, upload)
+        return self.recording()(self, graph, downloads, upload)
+
+    def recording(self) -> type[EmulatedRecording]:
+        """Return the class of recordings, for hosts that submit in another way."""
+        return EmulatedRecording
 
     def run(self, dispatch: Dispatch) -> None:
         self._kernels[dispatch.kernel].zinc_launch(

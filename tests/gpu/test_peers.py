@@ -35,9 +35,7 @@ from zinc.engine.load import link
 from zinc.formats.gguf import GGUFFile
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import KernelVariant
-from zinc.gpu.graph import DispatchGraph
 from zinc.gpu.hazards import dependencies
-from zinc.gpu.host import Download, Upload
 from zinc.gpu.memory import Buffer, Bytes
 from zinc.gpu.peers import PeerProgram, Peers, peer_program
 from zinc.models import load, load_drafts
@@ -82,13 +80,8 @@ class QueueingHost(EmulatedHost):
         with self.compiling:
             super().compile(kernels)
 
-    def record(
-        self,
-        graph: DispatchGraph,
-        downloads: Sequence[Download] = (),
-        upload: Upload | None = None,
-    ) -> EmulatedRecording:
-        return QueuedRecording(self, graph, downloads, upload)
+    def recording(self) -> type[EmulatedRecording]:
+        return QueuedRecording
 
     def wait(self, ticket: int, expected_s: float = 0.0, sleeps: bool = True) -> None:
         thread = self.running.pop(ticket)

@@ -69,12 +69,13 @@ def kernels(
     alike = {lowering_key(launch): launch for launch in plan.launches}
     found: dict[KernelVariant, None] = {}
     buckets = list(steps)
-    # Buckets that differ in their keys are alike for most launches.
-    without_keys = list(
+    # Most launches do not depend on the number of keys: of the buckets that differ in nothing else,
+    # one suffices.
+    of_one_depth = list(
         {replace(bucket, keys=SMALLEST_KEYS): bucket for bucket in buckets}.values()
     )
     for launches in (*((x,) for x in alike.values()), *_joined_pairs(kernel_set, plan)):
-        for bucket in buckets if any(map(_depends_on_keys, launches)) else without_keys:
+        for bucket in buckets if any(map(_depends_on_keys, launches)) else of_one_depth:
             with suppress(UnsupportedError):
                 found |= {x.kernel: None for x in kernel_set.lower_all(launches, at, bucket)}
     return list(found)

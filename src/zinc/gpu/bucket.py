@@ -59,6 +59,7 @@ class Bucket:
     @classmethod
     def of_step(cls, plan: Plan, step: Step, logits: bool = True) -> Bucket:
         """Return the bucket of `step`."""
+        # Not by `of`, because this runs for every step and keyword arguments take longer.
         return _bucket(
             (plan.max_tokens, plan.max_outputs),
             (len(step.ids), len(step.output_rows), len(step.state_slot)),

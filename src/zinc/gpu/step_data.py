@@ -134,6 +134,8 @@ class StepData:
             self._table_rows[:total] = np.concatenate([x.reshape(-1) for x in step.tables])
             assert self._tables is not None
             self._allocator.flush(self._tables, 0, 4 * total)
+        n_rows = sum(counts[:-1])
+        assert params == self.address + _params_offset(4 * n_rows), "the rows of a step are int32"
         # Positions lie right after the header; the other arrays follow them.
         starts = list(accumulate((4 * n for n in counts[:-1]), initial=self.address + HEADER_BYTES))
         _, ids, sequence, output_rows, seq_start, state_slot, _ = starts

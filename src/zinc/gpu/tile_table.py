@@ -114,13 +114,13 @@ def table_path(backend: str, device: str) -> Path:
 
 def tuned_tiles(
     path: Path,
-    made_origin: Callable[[], Origin],
+    make_origin: Callable[[], Origin],
     features: Features,
     tilings: Mapping[str, Tiling],
 ) -> TunedTiles:
     """Return the tiles of a device's table, the file `path`; none if it cannot be used.
 
-    made_origin: returns the origin of a new table. It hashes the code of all kernels, so it is
+    make_origin: returns the origin of a new table. It hashes the code of all kernels, so it is
     called only if the file exists.
     """
     try:
@@ -130,7 +130,7 @@ def tuned_tiles(
     except (OSError, ValueError) as error:
         _warn_once(f"{path} is damaged and not used: {error}. Run `zinc tune` to write it anew.")
         return NO_TILES
-    origin = made_origin()
+    origin = make_origin()
     if replace(table.origin, driver=origin.driver) != origin:
         _warn_once(f"{path} is from another zinc version and not used. Run `zinc tune` again.")
         return NO_TILES

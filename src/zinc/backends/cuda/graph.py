@@ -80,8 +80,8 @@ class GraphBuilder:
         """Add the upload, each dispatch and then the downloads to the graph `made`."""
         first = []
         if upload is not None:
-            # Kernels of a step read its data without waiting for more than the kernels before
-            # them, so those that have none before them wait until the whole copy has ended.
+            # Kernels may read the step's data before `waitForInputs`. So the kernels that depend on
+            # no other kernel start after the whole copy, and the rest start after those.
             copy = copies.copy(upload.source.handle, upload.source.address, upload.n_bytes)
             first.append(self._kernel(cuda, made, copy, []))
         edges = graph.edges()

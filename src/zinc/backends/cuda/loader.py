@@ -52,7 +52,8 @@ class KernelLoader:
                 self._compile(missing, progress)
 
     def _compile(self, missing: list[KernelVariant], progress: Progress | None) -> None:
-        compiler.text_digest()  # made once: a cached function called by many threads runs in each
+        # `functools.cache` does not lock: without this call, each thread would compute the digest.
+        compiler.text_digest()
         with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
             cubins = threads.map(lambda x: compiler.cubin(x, self._arch), missing)
             for done, (kernel, code) in enumerate(zip(missing, cubins, strict=True)):
