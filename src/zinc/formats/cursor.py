@@ -6,16 +6,16 @@ field, for the message of a FormatError.
 
 from __future__ import annotations
 
-import struct
-
 from zinc.core.errors import FormatError
-from zinc.formats.metadata import Header, read_u64
+from zinc.formats.metadata import Header
 from zinc.formats.source import REFETCH, Source
+from zinc.formats.strings import find_strings
 
 MAX_NAME_BYTES = 65_535
 # Metadata and tensor table together. The largest vocabularies take 20 MB.
 MAX_HEADER_BYTES = 256 << 20
 _FIRST_READ_BYTES = 256 << 10
+_STRINGS = 1 << 20  # to look for together, which limits the memory for their positions
 
 
 class Cursor:
@@ -97,23 +97,17 @@ class Cursor:
         return count
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Move past `count` strings without copying them; half a million take 40 ms.
+        """Move past `count` strings without copying them.
 
         Lengths are unsigned, so a wrong one moves the position past the end of the file and the
         next read fails.
         """
         if count * 8 > self.size - self.position:
             raise self.truncated(what, self.position + count * 8 - self.size)
-        position, data = self.position, self.header.data
-        steps = iter(range(count))
-        while True:
-            try:
-                for _ in steps:
-                    position += 8 + read_u64(data, position)[0]
-                break
-            except (struct.error, OverflowError):  # not read yet, or past the end of the file
-                self.load(position + 8, what)
-                data = self.header.data
-                position += 8 + read_u64(data, position)[0]
+        position = self.position
+        while count:
+            self.load(position + 8, what)
+            found, position = find_strings(self.header.data, position, min(count, _STRINGS))
+            count -= len(found)
         self.load(position, what)
         self.position = position

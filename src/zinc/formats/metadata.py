@@ -9,7 +9,6 @@ bytes.
 from __future__ import annotations
 
 import builtins
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zinc.core.errors import ModelError
+from zinc.formats.strings import decode_strings, find_strings, read_u64
 
 
 class Header:
@@ -63,8 +63,6 @@ NUMBERS: dict[ValueType, np.dtype[Any]] = {
 }
 """Value types of fixed size, as numpy types."""
 
-read_u64 = struct.Struct("<Q").unpack_from
-
 
 class GGUFArray(Sequence[Any]):
     """An array of `count` elements of `element_type` from byte `start` of `header` on.
@@ -73,7 +71,7 @@ class GGUFArray(Sequence[Any]):
     nested array, whose sizes differ.
     """
 
-    __slots__ = ("_children", "_count", "_header", "_offsets", "_start", "element_type")
+    __slots__ = ("_children", "_count", "_header", "_positions", "_start", "element_type")
 
     def __init__(
         self,
@@ -88,7 +86,7 @@ class GGUFArray(Sequence[Any]):
         self._start = start
         self._count = count
         self._children = children
-        self._offsets: list[int] | None = None
+        self._positions: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return self._count
@@ -120,13 +118,7 @@ class GGUFArray(Sequence[Any]):
         """Return all elements as Python values: strings as text, nested arrays as `GGUFArray`."""
         if self.element_type is not ValueType.STRING:
             return list(self)
-        # One loop without generators: a vocabulary has 150,000 strings.
-        data, position, found = self._header.data, self._start, []
-        for _ in range(self._count):
-            start = position + 8
-            position = start + read_u64(data, position)[0]
-            found.append(str(data[start:position], "utf-8", "replace"))
-        return found
+        return decode_strings(self._header.data, self._start, self._count)
 
     def to_numpy(self) -> NDArray[Any]:
         """Return a read-only view of the numbers; raises TypeError for other elements."""
@@ -138,25 +130,15 @@ class GGUFArray(Sequence[Any]):
     def bytes_at(self, index: int) -> bytes:
         """Return the bytes of string `index`; the first call computes where each string starts."""
         self._require_strings()
-        if self._offsets is None:
-            self._offsets = list(self._iter_offsets())
-        start, data = self._offsets[index], self._header.data
+        data = self._header.data
+        if self._positions is None:
+            self._positions, _ = find_strings(data, self._start, self._count)
+        start = int(self._positions[index])
         return data[start + 8 : start + 8 + read_u64(data, start)[0]]
 
     def iter_bytes(self) -> Iterator[bytes]:
-        """Yield the bytes of every string in order, without computing an index."""
-        self._require_strings()
-        data, position = self._header.data, self._start
-        for _ in range(self._count):
-            end = position + 8 + read_u64(data, position)[0]
-            yield data[position + 8 : end]
-            position = end
-
-    def _iter_offsets(self) -> Iterator[int]:
-        data, position = self._header.data, self._start
-        for _ in range(self._count):
-            yield position
-            position += 8 + read_u64(data, position)[0]
+        """Yield the bytes of every string in order."""
+        return map(self.bytes_at, range(self._count))
 
     def _require_strings(self) -> None:
         if self.element_type is not ValueType.STRING:
