@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
+from typing import Any
 
 from zinc.backends.plans import Launch, Plan, Ref
 from zinc.core.errors import UnsupportedError
@@ -19,7 +20,6 @@ from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import Features
 from zinc.gpu.kernel_set import KernelSet
 from zinc.gpu.memory import ALIGNMENT
-from zinc.ops.step import Otherwise
 from zinc.ops.values import KVState, RecurrentState, Weight
 
 SOME_KEYS = 4096  # CUDA divides attention over some keys differently than over few or many
@@ -69,24 +69,54 @@ def kernels(
     alike = {lowering_key(launch): launch for launch in plan.launches}
     found: dict[KernelVariant, None] = {}
     buckets = list(steps)
-    # Most launches do not depend on the number of keys: of the buckets that differ in nothing else,
-    # one suffices.
-    of_one_depth = list(
-        {replace(bucket, keys=SMALLEST_KEYS): bucket for bucket in buckets}.values()
-    )
     for launches in (*((x,) for x in alike.values()), *_joined_pairs(kernel_set, plan)):
-        for bucket in buckets if any(map(_depends_on_keys, launches)) else of_one_depth:
+        for bucket in _distinct(buckets, launches):
             with suppress(UnsupportedError):
                 found |= {x.kernel: None for x in kernel_set.lower_all(launches, at, bucket)}
     return list(found)
 
 
-def _depends_on_keys(launch: Launch) -> bool:
-    """Return whether the number of cached keys changes how or in which steps a launch runs."""
-    reads_keys = any(isinstance(x, KVState) for x in launch.inputs)
-    when = launch.when
-    conditions = when.conditions if isinstance(when, Otherwise) else filter(None, (when,))
-    return reads_keys or any(x.min_keys or x.or_few for x in conditions)
+def _distinct(buckets: Iterable[Bucket], launches: tuple[Launch, ...]) -> Iterator[Bucket]:
+    """Yield the buckets in which all `launches` run, but not those that are lowered like another.
+
+    Two buckets are alike if they have the same values of the fields that the caller read of one.
+    """
+    seen: dict[tuple[str, ...], set[tuple[object, ...]]] = {}
+    for bucket in buckets:
+        if not all(map(bucket.runs, launches)):
+            continue
+        if any(_values(bucket, names) in values for names, values in seen.items()):
+            continue
+        watched = _WatchedBucket(*_values(bucket, _FIELDS))
+        yield watched
+        names = tuple(sorted(watched.names_read))
+        seen.setdefault(names, set()).add(_values(bucket, names))
+
+
+def _values(bucket: Bucket, names: Iterable[str]) -> tuple[object, ...]:
+    return tuple([getattr(bucket, name) for name in names])
+
+
+class _WatchedBucket(Bucket):
+    """A bucket that notes in `names_read` which of its fields were read. All launches run in it."""
+
+    __slots__ = ("names_read",)
+    names_read: set[str]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        object.__setattr__(self, "names_read", set())
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _FIELDS:
+            self.names_read.add(name)
+        return super().__getattribute__(name)
+
+    def runs(self, launch: Launch) -> bool:
+        return True
+
+
+_FIELDS = tuple(x.name for x in fields(Bucket))
 
 
 def _joined_pairs(kernel_set: KernelSet, plan: Plan) -> Iterable[tuple[Launch, Launch]]:

@@ -72,12 +72,15 @@ class Bucket:
 
     def runs(self, launch: Launch) -> bool:
         """Return whether a launch runs in the steps of this bucket."""
-        return launch.runs(self.tokens, self.keys, self.is_decode)
+        return launch.when is None or launch.runs(self.tokens, self.keys, self.is_decode)
 
     def rows(self, dim: Dim) -> int:
         """Return an upper bound on the rows of `dim` in a step of this bucket."""
-        counts = {Dim.TOKENS: self.tokens, Dim.OUTPUTS: self.outputs, Dim.SEQUENCES: self.sequences}
-        return counts.get(dim, 1)
+        if dim is Dim.TOKENS:
+            return self.tokens
+        if dim is Dim.OUTPUTS:
+            return self.outputs
+        return self.sequences if dim is Dim.SEQUENCES else 1
 
     def tiles(self, n_rows: int, each: int = 1) -> int:
         """Return an upper bound on the tiles of `n_rows` rows in a step; a token has `each` rows.
