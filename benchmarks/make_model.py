@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
+from zinc.formats.gguf import GGUFFile
 from zinc.formats.gguf_writer import GGUFWriter
-from zinc.formats.metadata import ValueType
+from zinc.formats.metadata import GGUFArray, ValueType
 from zinc.quant.blocks import BLOCKS, GGMLType, row_bytes
 from zinc.quant.encode import encode
 
@@ -456,13 +458,44 @@ def byte_characters() -> list[str]:
     return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
 
 
-def write(path: str, shape: Shape, mix: str, seed: int = 0, repeat: bool = False) -> None:
-    """Write the file to `path`. Equal seeds give equal bytes; `repeat` is as in RandomWeights."""
+def add_tokenizer(w: GGUFWriter, n_tokens: int, vocabulary: str | None) -> None:
+    """Add the tokenizer of the GGUF file `vocabulary`, or one of bytes and unused tokens."""
+    if vocabulary is not None:
+        with GGUFFile.open(vocabulary) as file:
+            given = file.metadata["tokenizer.ggml.tokens"]
+            assert isinstance(given, GGUFArray)
+            if len(given) != n_tokens:
+                sys.exit(f"{vocabulary} has {len(given)} tokens, and the shape has {n_tokens}")
+            for key, value in file.metadata.items():
+                if key.startswith("tokenizer."):
+                    w.add(key, value)
+        return
+    letters = byte_characters()
+    tokens = letters + [f"<filler_{i}>" for i in range(n_tokens - len(letters) - 1)] + ["<end>"]
+    w.add("tokenizer.ggml.model", "gpt2")
+    w.add("tokenizer.ggml.pre", "qwen2")
+    w.add("tokenizer.ggml.tokens", tokens)
+    w.add("tokenizer.ggml.token_type", [1] * (n_tokens - 1) + [3], ValueType.INT32)
+    w.add("tokenizer.ggml.merges", [f"{letters[0]} {letters[1]}"])
+    w.add("tokenizer.ggml.eos_token_id", n_tokens - 1)
+    w.add("tokenizer.ggml.add_bos_token", False)
+
+
+def write(
+    path: str,
+    shape: Shape,
+    mix: str,
+    seed: int = 0,
+    repeat: bool = False,
+    vocabulary: str | None = None,
+) -> None:
+    """Write the file to `path`. Equal seeds give equal bytes; `repeat` is as in RandomWeights.
+
+    vocabulary: as for `add_tokenizer`.
+    """
     weights = RandomWeights(seed, repeat)
     rng = np.random.default_rng(seed + 1)
     arch = shape.arch
-    letters = byte_characters()
-    tokens = letters + [f"<filler_{i}>" for i in range(shape.vocab - len(letters) - 1)] + ["<end>"]
     with GGUFWriter(path) as w:
         w.add("general.architecture", arch)
         w.add("general.name", f"random {arch} {mix}")
@@ -528,13 +561,7 @@ def write(path: str, shape: Shape, mix: str, seed: int = 0, repeat: bool = False
             w.add(f"{arch}.rope.scaling.type", "yarn")
             w.add(f"{arch}.rope.scaling.factor", 32.0)
             w.add(f"{arch}.rope.scaling.original_context_length", 4096)
-        w.add("tokenizer.ggml.model", "gpt2")
-        w.add("tokenizer.ggml.pre", "qwen2")
-        w.add("tokenizer.ggml.tokens", tokens)
-        w.add("tokenizer.ggml.token_type", [1] * (len(tokens) - 1) + [3], ValueType.INT32)
-        w.add("tokenizer.ggml.merges", [f"{letters[0]} {letters[1]}"])
-        w.add("tokenizer.ggml.eos_token_id", len(tokens) - 1)
-        w.add("tokenizer.ggml.add_bos_token", False)
+        add_tokenizer(w, shape.vocab, vocabulary)
         for name, dims, type in tensors(shape, mix):
             if len(dims) == 1 or dims[-1] == 1 or name.endswith("ssm_norm.weight"):
                 values = 1 + 0.1 * rng.standard_normal(dims)
@@ -554,8 +581,9 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeat", action="store_true", help="the same matrices in every layer")
+    parser.add_argument("--vocabulary", metavar="FILE", help="GGUF file with the tokenizer")
     args = parser.parse_args()
-    write(args.path, SHAPES[args.shape], args.type, args.seed, args.repeat)
+    write(args.path, SHAPES[args.shape], args.type, args.seed, args.repeat, args.vocabulary)
 
 
 if __name__ == "__main__":
