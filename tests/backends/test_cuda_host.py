@@ -18,6 +18,7 @@ from zinc.backends.cuda import CudaBackend, CudaKernels, compiler, copies, drive
 from zinc.backends.cuda.host import CudaHost
 from zinc.core.errors import DeviceError, MemoryLimitError
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case
+from zinc.gpu import ahead
 from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.graph import DispatchGraph
 from zinc.gpu.host import Download, Upload
@@ -202,3 +203,27 @@ def test_no_step_compiles_a_kernel_after_a_model_was_loaded(
             llm.generate([5 + i % 9 for i in range(n)], few)
         llm.generate([[5, 6], [7, 8, 9], [10]], few)
     assert compiled[loaded:] == []
+
+
+def test_a_plan_whose_kernels_are_in_the_cache_is_not_lowered_ahead(
+    cuda: CudaHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[int] = []
+
+    def kernels(*args: Any) -> list[KernelVariant]:
+        listed.append(1)
+        return ahead_kernels(*args)
+
+    ahead_kernels = ahead.kernels
+    monkeypatch.setattr(ahead, "kernels", kernels)
+    _, case = next(x for x in every_case() if x[0].name == "head_linear")
+    outputs = [run(CudaBackend(cuda), case) for _ in range(2)]
+    assert np.array_equal(*outputs)
+    assert len(listed) == 1
+    cuda.candidate = replace(cuda.candidate, driver="CUDA 99.0")
+    run(CudaBackend(cuda), case)
+    assert len(listed) == 2
+    tuned = CudaBackend(cuda)
+    monkeypatch.setattr(CudaBackend, "n_tuned", 1)
+    run(tuned, case)
+    assert len(listed) == 3, "the mark does not know the tiles"

@@ -10,6 +10,7 @@ import ctypes
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from cuda_emulator.emulated import WORKERS, compiled
 from zinc.backends import cuda
 from zinc.backends.cuda import compiler, driver, graph, host
 from zinc.backends.cuda.host import CudaHost
+from zinc.core.marks import Mark
 from zinc.gpu.dispatch import KernelVariant
 
 OUT_OF_MEMORY = SimpleNamespace(name="CUDA_ERROR_OUT_OF_MEMORY")
@@ -228,10 +230,17 @@ def _block(memory: dict[int, Any], size: int) -> int:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, fake: FakeDriver) -> CudaHost:
-    """Make the CUDA backend use `fake` until the end of the test. Return its host."""
+    """Make the CUDA backend use `fake` until the end of the test. Return its host.
+
+    Marks are kept in memory until then.
+    """
+    found: set[Path] = set()
+    monkeypatch.setattr(Mark, "is_set", lambda mark: mark.path in found)
+    monkeypatch.setattr(Mark, "set", lambda mark: found.add(mark.path))
     for module in (driver, graph, host):
         monkeypatch.setattr(module, "driver", lambda: fake)
     monkeypatch.setattr(compiler, "architecture", lambda capability: "sm_90")
+    monkeypatch.setattr(compiler, "identity", lambda arch: f"a compiler for {arch}")
     monkeypatch.setattr(compiler, "cubin", lambda kernel, arch: pickle.dumps(kernel))
     opened = CudaHost(driver.choose())
     monkeypatch.setattr(cuda, "host_of", lambda index: opened)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from zinc.backends import api
 from zinc.backends.api import Backend
 from zinc.backends.capabilities import DeviceInfo, DeviceKind
 from zinc.backends.ref import RefBackend, RefProgram
-from zinc.core.errors import DeviceError, RequestError, UnsupportedError
+from zinc.core import marks
+from zinc.core.errors import DeviceError, RequestError, UnsupportedError, ZincError
 from zinc.engine.cache_layout import context_bytes, state_bytes_per_sequence
 from zinc.engine.load import auto, self_test
 from zinc.engine.load.auto import Machine, select
@@ -90,6 +92,20 @@ def test_of_discrete_gpus_the_one_with_matrix_units_comes_first() -> None:
     with_units = replace(LARGE, matrix_units=True)
     assert choose(LARGE, with_units)[0] is with_units
     assert choose(replace(SHARED, matrix_units=True), LARGE)[0] is LARGE
+
+
+def test_the_best_gpu_is_opened_before_other_backends_list_theirs() -> None:
+    best = replace(LARGE, matrix_units=True)
+
+    def gpus() -> Iterator[tuple[str, DeviceInfo]]:
+        yield "vulkan", SHARED
+        yield "vulkan", best
+        raise AssertionError("more are listed")
+
+    machine = Machine(gpus(), lambda name, info: FakeDevice(info), RefBackend, lambda *_: "")
+    found = select(machine)
+    assert isinstance(found.backend, FakeDevice)
+    assert found.backend.info is best
 
 
 def test_cuda_comes_before_vulkan_on_the_same_card() -> None:
@@ -278,7 +294,7 @@ def test_a_machine_without_gpu_nodes_imports_no_gpu_backend(
 
     monkeypatch.setattr(auto, "_may_have_gpu", lambda: False)
     monkeypatch.setattr(api, "discover", discover)
-    assert auto.find_gpus() == []
+    assert list(auto.find_gpus()) == []
 
 
 def test_devices_that_cannot_be_listed_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,10 +305,116 @@ def test_devices_that_cannot_be_listed_are_none(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(auto, "_may_have_gpu", lambda: True)
     monkeypatch.setattr(api, "devices", devices)
-    assert auto.find_gpus() == []
+    assert list(auto.find_gpus()) == []
+
+
+# -- opening early --------------------------------------------------------------------------------
+
+
+class Opened:
+    """The devices that a thread opens; `wait` returns after it has ended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *gpus: DeviceInfo) -> None:
+        self.devices: list[tuple[str, str]] = []
+        self.error: ZincError | None = None
+        self._threads: list[ThreadPoolExecutor] = []
+
+        def create(name: str, threads: int | None, options: Mapping[str, str]) -> Backend:
+            self.devices.append((name, options.get("device", "")))
+            if self.error is not None:
+                raise self.error
+            return FakeDevice(None)
+
+        def pool(*args: Any) -> ThreadPoolExecutor:
+            self._threads.append(ThreadPoolExecutor(*args))
+            return self._threads[-1]
+
+        monkeypatch.setattr(auto, "_may_have_gpu", lambda: True)
+        monkeypatch.setattr(auto, "find_gpus", lambda: (("vulkan", info) for info in gpus))
+        monkeypatch.setattr(api, "create", create)
+        monkeypatch.setattr(auto, "ThreadPoolExecutor", pool)
+
+    def wait(self) -> list[tuple[str, str]]:
+        for thread in self._threads:
+            thread.shutdown(wait=True)
+        return self.devices
+
+
+def test_auto_opens_the_gpu_that_it_will_try_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Opened(monkeypatch, SOFTWARE, SHARED, OLD, LARGE)
+    early = auto.EarlyOpening()
+    early.start("auto", {})
+    early.start("auto", {})  # for a second model
+    assert opened.wait() == [("vulkan", "vulkan:2")]
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "wanted"),
+    [
+        ("auto", "shared", [("vulkan", "vulkan:3")]),
+        ("vulkan", "vulkan:3", [("vulkan", "vulkan:3")]),
+        ("vulkan", "", [("vulkan", "")]),
+        ("vulkan", "vulkan:2,vulkan:3", []),
+        ("auto", "radeon", []),
+        ("auto", "cpu", []),
+        ("cpu", "", []),
+        ("cpu", "cpu", []),
+        ("typo", "", []),
+    ],
+)
+def test_a_named_device_is_opened_if_it_is_one_gpu(
+    monkeypatch: pytest.MonkeyPatch, backend: str, device: str, wanted: list[tuple[str, str]]
+) -> None:
+    opened = Opened(monkeypatch, LARGE, SHARED)
+    auto.EarlyOpening().start(backend, {"device": device})
+    assert opened.wait() == wanted
+
+
+def test_an_error_is_left_to_the_caller_that_needs_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = Opened(monkeypatch, LARGE)
+    opened.error = DeviceError("the device is lost", "its driver crashed")
+    auto.EarlyOpening().start("auto", {})
+    assert opened.wait() == [("vulkan", "vulkan:2")]
+
+
+def test_no_thread_is_started_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Opened(monkeypatch, LARGE)
+    monkeypatch.setattr(auto, "_may_have_gpu", lambda: False)
+    auto.EarlyOpening().start("auto", {})
+    assert (opened.wait(), opened._threads) == ([], [])
 
 
 # -- the self-test --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", ["", "linear is off by 3e-01"])
+def test_a_passed_self_test_is_not_run_again_with_the_same_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failure: str
+) -> None:
+    runs: list[int] = []
+    code = ["first"]
+    monkeypatch.setattr(marks, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(api, "create", lambda *_: FakeDevice(None))
+    monkeypatch.setattr(FakeDevice, "identity", lambda self: code[0])
+    monkeypatch.setattr(self_test, "failure", lambda create: runs.append(1) or failure)
+    in_a_new_process = auto._tested_once.__wrapped__
+    assert [in_a_new_process("vulkan", LARGE) for _ in range(2)] == [failure] * 2
+    assert len(runs) == (2 if failure else 1)
+    code[0] = "second"
+    assert in_a_new_process("vulkan", LARGE) == failure
+    assert len(runs) == (3 if failure else 2)
+
+
+def test_a_device_that_cannot_be_opened_fails_its_self_test(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def create(*_: object) -> Backend:
+        raise DeviceError("the device is lost", "its driver crashed")
+
+    monkeypatch.setattr(api, "create", create)
+    assert "the device is lost" in auto._tested_once.__wrapped__("vulkan", LARGE)
 
 
 @pytest.mark.parametrize("name", ["ref", *computing()])

@@ -281,6 +281,10 @@ class Backend(Kernels, Protocol):
         """Return one line for people: device, level, threads."""
         ...
 
+    def identity(self) -> str:
+        """Return a text that names device, driver and code: equal ones give equal results."""
+        ...
+
     def counts(
         self, plan: Plan, kv_dtype: str, *, tokens: int, outputs: int, sequences: int, keys: int
     ) -> StepCounts | None:
@@ -365,6 +369,12 @@ class HostBackend:
     """Base of backends whose launches are plain calls on the host's memory."""
 
     split: SplitDevices | None = None
+
+    def describe(self) -> str:
+        raise NotImplementedError
+
+    def identity(self) -> str:
+        return self.describe()
 
     def runs_fused(self, node: Node) -> StepCondition | None:
         return None

@@ -129,6 +129,9 @@ class SplitBackend:
     def describe(self) -> str:
         return " with ".join(backend.describe() for backend in self.devices)
 
+    def identity(self) -> str:
+        return " with ".join(backend.identity() for backend in self.devices)
+
     def row_format(self, type: GGMLType) -> RowFormat:
         """Return the row format on the first device. A plan asks the device that runs the node."""
         return self.devices[0].row_format(type)

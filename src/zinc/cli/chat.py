@@ -10,7 +10,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from zinc.cli import argtypes, parsed, usage
+from zinc.cli import argtypes, early, parsed, usage
 from zinc.cli.interrupt import Interrupt
 from zinc.cli.lineinput import LineInput
 from zinc.cli.window import Message, Window, system_message
@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     system = args.system and argtypes.text_argument(args.system, "the system prompt")
 
+    early.open_gpu(args)
     from zinc.cli import answer, loading
 
     loading.sampling_params(args)  # reports values out of range before the model is loaded

@@ -93,6 +93,8 @@ def context_from(options: str) -> Iterator[None]:
 
 
 def _log_loaded(model: LoadedModel) -> None:
+    if not log.isEnabledFor(logging.INFO):
+        return  # computing the plan's hash takes milliseconds
     log.info(
         "%s, plan %s, context %d, %d bytes",
         model.backend.describe(),

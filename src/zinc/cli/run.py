@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from zinc.cli import argtypes, parsed, prompt, usage
+from zinc.cli import argtypes, early, parsed, prompt, usage
 from zinc.cli.argtypes import UsageError
 
 
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         system = argtypes.text_argument(args.system, "the system prompt")
         messages.insert(0, {"role": "system", "content": system})
 
+    early.open_gpu(args)
     from zinc.cli import answer, loading
     from zinc.core.terminal import is_plain
 

@@ -16,6 +16,7 @@ from zinc.backends.capabilities import BackendKind, Capabilities
 from zinc.backends.plans import Plan
 from zinc.backends.tuning import TuneReport
 from zinc.core.errors import UnsupportedError
+from zinc.core.marks import Mark
 from zinc.core.progress import ProgressBar
 from zinc.gpu import ahead
 from zinc.gpu.addresses import DeviceWeight, NominalAddresses
@@ -77,11 +78,11 @@ class GpuKernels:
 class GpuBackend(GpuKernels):
     """A `zinc.backends.api.Backend` on a `Host`.
 
-    compiles_ahead: `prepare` compiles the kernels of all step sizes, so that no request waits for
-    a compiler.
+    compiled_folder: name of the cache folder of compiled kernels. If it is not empty, `prepare`
+    compiles the kernels of all step sizes, so that no request waits for a compiler.
     """
 
-    compiles_ahead = False
+    compiled_folder = ""
 
     def __init__(self, host: Host, batch_invariant: bool = False) -> None:
         self.host = host
@@ -96,6 +97,9 @@ class GpuBackend(GpuKernels):
         mode = ", batch invariant" if self.capabilities.batch_invariant else ""
         tuned = ", tuned tiles" if self.n_tuned else ""
         return f"{self.host.describe()}{mode}{tuned}"
+
+    def identity(self) -> str:
+        return repr(self.origin)
 
     @property
     def n_tuned(self) -> int:
@@ -197,21 +201,8 @@ class GpuBackend(GpuKernels):
         self._compile(wanted)
 
     def prepare(self, plan: Plan, cache: GpuCache) -> GpuProgram:
-        if self.compiles_ahead:
-            layout = cache.layout
-            steps = ahead.distinct_buckets(
-                plan, max(layout.n_blocks, default=1) * layout.block_tokens
-            )
-            self._compile(
-                ahead.kernels(
-                    self.kernel_set,
-                    plan,
-                    self.features,
-                    steps,
-                    layout.kv_dtype,
-                    layout.block_tokens,
-                )
-            )
+        if self.compiled_folder:
+            self._compile_ahead(plan, cache.layout)
         return GpuProgram(
             plan, self.host, self.kernel_set, self.features, self.weights, cache, self._compile
         )
@@ -227,6 +218,24 @@ class GpuBackend(GpuKernels):
 
         tuner = Tuner(self.kernel_set, self.host, self.features, self.origin, path)
         return tune(tuner, plans, budget_s, progress)
+
+    def _compile_ahead(self, plan: Plan, layout: CacheLayout) -> None:
+        """Compile the kernels of `plan`, unless they are in the cache on disk since an earlier run.
+
+        Then each kernel is loaded when a step first needs it, which takes less than a millisecond.
+        """
+        context = max(layout.n_blocks, default=1) * layout.block_tokens
+        sizes = plan.max_tokens, plan.max_outputs, context, layout.block_tokens, layout.kv_dtype
+        mark = Mark(self.compiled_folder, self.identity(), plan.hash, self.features, sizes)
+        if mark.is_set() and not self.n_tuned:  # tuned tiles are not among the facts
+            return
+        steps = ahead.distinct_buckets(plan, context)
+        self._compile(
+            ahead.kernels(
+                self.kernel_set, plan, self.features, steps, layout.kv_dtype, layout.block_tokens
+            )
+        )
+        mark.set()
 
     def _compile(self, kernels: Iterable[KernelVariant]) -> None:
         """Make kernels ready, with a progress bar if it takes long. Raises DeviceError."""

@@ -28,6 +28,7 @@ from zinc.core.errors import RequestError, with_article
 from zinc.engine.constraint import Thinking
 from zinc.engine.engine import Engine
 from zinc.engine.limits import check_embeds, check_generates, check_ranks
+from zinc.engine.load import auto
 from zinc.engine.load.device_map import BackendChoice
 from zinc.engine.load.files import resolve_model
 from zinc.engine.load.model import LoadedAdapter, LoadedModel
@@ -175,6 +176,7 @@ class LLM:
 
     def _load(self, options: LoadOptions, progress: Progress | None) -> None:
         asked = None if options.pooling is None else Pooling.named(options.pooling)
+        auto.open_early(options.backend, options.backend_options)
         file = GGUFFile.open(resolve_model(options.path))
         # Takes long with many tokens, and needs neither the device nor the weights.
         tokenizer = start_tokenizer(file, options.chat_template)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -72,11 +73,14 @@ class CudaBackend(CudaKernels, GpuBackend):
     """The CUDA backend on one GPU."""
 
     host: CudaHost
-    compiles_ahead = True
+    compiled_folder = compiler.FOLDER
 
     def __init__(self, host: CudaHost, batch_invariant: bool = False) -> None:
         super().__init__(host, batch_invariant)
         self._uploader: Uploader | None = None
+
+    def identity(self) -> str:
+        return f"{self.describe()}, {self.host.compiler}"
 
     def expect(self, weights: Iterable[Weight]) -> None:
         super().expect(weights)
@@ -125,6 +129,9 @@ def _cuda_backends(devices: Sequence[Backend]) -> list[CudaBackend]:
     return [cast(CudaBackend, x) for x in devices if isinstance(x, CudaBackend)]
 
 
+_lock = threading.Lock()  # `functools.cache` does not lock
+
+
 @functools.cache
 def host_of(index: int) -> CudaHost:
     """Return the host of GPU `index`, which all backends on it share. Raises DeviceError."""
@@ -135,7 +142,9 @@ def host_of(index: int) -> CudaHost:
 
 def create(threads: int | None = None, options: Mapping[str, str] | None = None) -> CudaBackend:
     chosen = choose((options or {}).get("device", ""))
-    return CudaBackend(host_of(chosen.index), wants_batch_invariance(options))
+    with _lock:
+        host = host_of(chosen.index)
+    return CudaBackend(host, wants_batch_invariance(options))
 
 
 def kernels(options: Mapping[str, str] | None = None) -> CudaKernels:

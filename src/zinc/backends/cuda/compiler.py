@@ -21,6 +21,7 @@ from zinc.gpu.dispatch import KernelVariant
 
 KERNELS = Path(__file__).parent / "kernels"
 OPTIONS = ("-std=c++20", "-default-device", "--ptxas-options=-v")
+FOLDER = "cubin"  # in the cache folder
 DIGEST_BYTES = 32
 FIRST_OWN_ARCHITECTURE = 90  # first with instructions that no other generation has
 # NVRTC has no standard headers.
@@ -107,12 +108,17 @@ def entry(kernel: KernelVariant) -> bytes:
     return f"zinc_{kernel.name}".encode()
 
 
+def identity(arch: str) -> str:
+    """Return a text that names what all cubins for `arch` depend on. Raises DeviceError."""
+    version = _value(nvrtc().nvrtcVersion())
+    return repr((text_digest(), OPTIONS, arch, version))
+
+
 def cubin(kernel: KernelVariant, arch: str) -> bytes:
     """Return the machine code of a kernel for `arch`, such as "sm_90". Raises DeviceError."""
-    version = _value(nvrtc().nvrtcVersion())
-    given = repr((text_digest(), kernel.name, sorted(kernel.defines), OPTIONS, arch, version))
+    given = repr((identity(arch), kernel.name, sorted(kernel.defines)))
     name = f"{kernel.name}-{hashlib.sha256(given.encode()).hexdigest()[:20]}.cubin"
-    path = cache_folder() / "cubin" / name
+    path = cache_folder() / FOLDER / name
     try:
         stored = path.read_bytes()
         digest, code = stored[:DIGEST_BYTES], stored[DIGEST_BYTES:]

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from zinc.backends.api import StepCounts
-from zinc.backends.cuda import copies
+from zinc.backends.cuda import compiler, copies
 from zinc.backends.cuda.driver import Candidate, attribute, checked, driver
 from zinc.backends.cuda.graph import GraphBuilder, GraphRecording
 from zinc.backends.cuda.loader import KernelLoader, kernel_parameters
@@ -46,7 +46,8 @@ class CudaHost:
         flags = int(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self.stream = checked(cuda.cuStreamCreate(flags), "cuStreamCreate")
         self.memory = Memory(cuda, self.stream, self.enter)
-        self._kernels = KernelLoader(cuda, candidate.capability, self.enter)
+        self._arch = compiler.architecture(candidate.capability)
+        self._kernels = KernelLoader(cuda, self._arch, self.enter)
         self._lock = threading.Lock()
         self._events: dict[int, Any] = {}  # events of submissions that nobody has waited for yet
         self._spare: list[Any] = []
@@ -77,6 +78,11 @@ class CudaHost:
     @property
     def driver(self) -> str:
         return self.candidate.driver
+
+    @property
+    def compiler(self) -> str:
+        """Text that names compiler, options, architecture and sources of the kernels."""
+        return compiler.identity(self._arch)
 
     @property
     def starts_early(self) -> bool:

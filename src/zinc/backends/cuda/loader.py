@@ -27,14 +27,13 @@ class Kernel:
 
 
 class KernelLoader:
-    """The loaded kernels of a device with compute capability `capability`.
+    """The loaded kernels of a device for which kernels are compiled as `arch`, such as "sm_90a".
 
     enter: makes the device's context current in the calling thread.
     """
 
-    def __init__(self, cuda: Any, capability: tuple[int, int], enter: Callable[[], None]) -> None:
-        self._cuda, self._enter = cuda, enter
-        self._arch = compiler.architecture(capability)
+    def __init__(self, cuda: Any, arch: str, enter: Callable[[], None]) -> None:
+        self._cuda, self._arch, self._enter = cuda, arch, enter
         self._kernels: dict[KernelVariant, Kernel] = {}
         self._modules: list[Any] = []
         self._lock = threading.Lock()

@@ -7,6 +7,7 @@ the user's cache or from a Slang compiler (shaders.py); the API is called throug
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Mapping
 
 from zinc.backends.api import wants_batch_invariance
@@ -36,6 +37,9 @@ SLANG_KERNELS = KernelSet(
 )
 
 
+_lock = threading.Lock()  # `functools.cache` does not lock
+
+
 @functools.cache
 def host_of(device: Device) -> VulkanHost:
     """Return the host that all backends on `device` share."""
@@ -56,7 +60,9 @@ class VulkanBackend(VulkanKernels, GpuBackend):
     host: VulkanHost
 
     def __init__(self, device: Device, batch_invariant: bool = False) -> None:
-        super().__init__(host_of(device), batch_invariant)
+        with _lock:
+            host = host_of(device)
+        super().__init__(host, batch_invariant)
         self.device = device
 
     def measure(self) -> Roofline | None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from zinc.backends import api
 from zinc.backends.api import Backend
-from zinc.backends.capabilities import DeviceInfo, DeviceKind
+from zinc.backends.capabilities import BackendKind, DeviceInfo, DeviceKind
 from zinc.core.errors import DeviceError, ZincError
+from zinc.core.marks import Mark
 
 log = logging.getLogger("zinc.loading")
 
@@ -36,11 +38,12 @@ class Selection:
 class Machine:
     """The devices of a machine, and how to try them.
 
-    gpus: every GPU with the name of its backend. open: opens a GPU. open_cpu: makes the CPU
-    backend. failure: returns what the self-test of a GPU finds wrong, or "".
+    gpus: every GPU with the name of its backend, listed while it is read. open: opens a GPU.
+    open_cpu: makes the CPU backend. failure: returns what the self-test of a GPU finds wrong, or
+    "".
     """
 
-    gpus: Sequence[tuple[str, DeviceInfo]]
+    gpus: Iterable[tuple[str, DeviceInfo]]
     open: Callable[[str, DeviceInfo], Backend]
     open_cpu: Callable[[], Backend]
     failure: Callable[[str, DeviceInfo], str]
@@ -57,16 +60,9 @@ def select(
     """
     if wanted == "cpu":
         return Selection(machine.open_cpu(), "the model runs on the CPU")
-    gpus = [(name, gpu) for name, gpu in machine.gpus if _is_named(gpu, wanted)]
-    if wanted and not gpus:
-        known = ", ".join(f"{gpu.selector} ({gpu.name})" for _, gpu in machine.gpus)
-        raise DeviceError(
-            f"there is no device {wanted!r}",
-            f"this machine has {known}" if known else "no GPU was found",
-            "choose a device that `zinc check` lists, or cpu, or leave {device} out",
-        )
     passed_over: list[str] = []
-    for name, gpu in sorted(gpus, key=lambda each: _rank(each[1])):
+    other: list[str] = []
+    for name, gpu in _by_rank(_named(machine.gpus, wanted, other)):
         why = _unusable(gpu)
         backend = None
         if not why:
@@ -80,11 +76,17 @@ def select(
             log.warning("%s (%s) %s", gpu.selector, gpu.name, why)
         if backend is not None and not why:
             kind = f"{'an' if gpu.kind is DeviceKind.INTEGRATED else 'a'} {gpu.kind}"
-            others = "".join(f"; {each}" for each in passed_over)
+            instead = "".join(f"; {each}" for each in passed_over)
             holds = "" if fits is None else " that holds it"
-            reason = f"the model runs on {gpu.selector}, {gpu.name} ({kind}{holds}{others})"
+            reason = f"the model runs on {gpu.selector}, {gpu.name} ({kind}{holds}{instead})"
             return Selection(backend, reason)
         passed_over.append(f"{gpu.selector}, {gpu.name}, {why}")
+    if wanted and not passed_over:
+        raise DeviceError(
+            f"there is no device {wanted!r}",
+            f"this machine has {', '.join(other)}" if other else "no GPU was found",
+            "choose a device that `zinc check` lists, or cpu, or leave {device} out",
+        )
     why = "; ".join(passed_over) or "no GPU was found"
     return Selection(machine.open_cpu(), f"the model runs on the CPU ({why})")
 
@@ -98,20 +100,56 @@ def this_machine(threads: int | None, options: Mapping[str, str]) -> Machine:
     return Machine(find_gpus(), open_gpu, lambda: api.create("cpu", threads, options), _tested_once)
 
 
-def find_gpus() -> list[tuple[str, DeviceInfo]]:
-    """Return the GPUs of this machine, each with the name of its backend.
+def find_gpus() -> Iterator[tuple[str, DeviceInfo]]:
+    """Yield the GPUs of this machine, each with the name of its backend.
 
-    Costs nothing on Linux without a GPU: no backend is imported then.
+    A backend is imported when its GPUs are listed; none is on Linux without a GPU.
     """
-    found: list[tuple[str, DeviceInfo]] = []
-    if not _may_have_gpu():
-        return found
-    for name in api.discover():
+    for name in api.discover() if _may_have_gpu() else ():
         try:
-            found += [(name, gpu) for gpu in api.devices(name)]
+            yield from ((name, gpu) for gpu in api.devices(name))
         except ZincError as error:
             log.info("devices of %s cannot be listed: %s", name, error)
-    return found
+
+
+class EarlyOpening:
+    """A thread that opens the GPU which a model will probably use, once in a process.
+
+    A driver takes some tenths of a second to start, most of them outside of Python. Meanwhile, the
+    caller imports modules and reads the model file. Backends on a GPU share what the thread opens.
+    """
+
+    def __init__(self) -> None:
+        self._started = False
+
+    def start(self, backend: str, options: Mapping[str, str]) -> None:
+        """Open the GPU in a thread, if the machine may have one.
+
+        backend, options: as for `zinc.backends.api.create`. The thread drops errors: the caller
+        meets them again when it uses the device.
+        """
+        if self._started or not _may_have_gpu():
+            return
+        self._started = True
+        thread = ThreadPoolExecutor(1, "zinc-gpu")
+        thread.submit(_open_first, backend, options)
+        thread.shutdown(wait=False)
+
+
+open_early = EarlyOpening().start
+
+
+def _open_first(backend: str, options: Mapping[str, str]) -> None:
+    """Open the GPU that `backend` and `options` name, or that `select` tries first."""
+    wanted = options.get("device", "")
+    if backend != "auto":
+        if api.kernels(backend).capabilities.kind is BackendKind.DEVICE and "," not in wanted:
+            api.create(backend, None, options)
+        return
+    for name, gpu in _by_rank(_named(find_gpus(), wanted, [])):
+        if not _unusable(gpu):
+            api.create(name, None, {**options, "device": gpu.selector})
+            return
 
 
 def _may_have_gpu() -> bool:
@@ -124,15 +162,57 @@ def _may_have_gpu() -> bool:
 
 @cache
 def _tested_once(name: str, gpu: DeviceInfo) -> str:
-    """Return the failure of a GPU's self-test, which runs once in a process."""
+    """Return the failure of a GPU's self-test.
+
+    It runs once in a process, and not at all if an earlier process passed it with the same device,
+    driver and code.
+    """
+
+    def create() -> Backend:
+        return api.create(name, None, {"device": gpu.selector})
+
+    try:
+        mark = Mark("self-test", create().identity())
+    except ZincError as error:
+        return str(error)
+    if mark.is_set():
+        return ""
     from zinc.engine.load import self_test
 
-    return self_test.failure(lambda: api.create(name, None, {"device": gpu.selector}))
+    failure = self_test.failure(create)
+    if not failure:
+        mark.set()
+    return failure
+
+
+def _by_rank(gpus: Iterable[tuple[str, DeviceInfo]]) -> Iterator[tuple[str, DeviceInfo]]:
+    """Yield `gpus` in the order in which they are tried, the best before others are listed."""
+    later = []
+    for each in gpus:
+        if _rank(each[1]) == _BEST:
+            yield each
+        else:
+            later.append(each)
+    yield from sorted(later, key=lambda each: _rank(each[1]))
 
 
 def _rank(gpu: DeviceInfo) -> tuple[int, bool]:
     """Return the sort key of a GPU; the smallest is tried first."""
     return list(DeviceKind).index(gpu.kind), not gpu.matrix_units
+
+
+_BEST = (0, False)  # a discrete GPU with matrix units
+
+
+def _named(
+    gpus: Iterable[tuple[str, DeviceInfo]], wanted: str, other: list[str]
+) -> Iterator[tuple[str, DeviceInfo]]:
+    """Yield the GPUs that `wanted` names, all if it is empty. The others are added to `other`."""
+    for name, gpu in gpus:
+        if _is_named(gpu, wanted):
+            yield name, gpu
+        else:
+            other.append(f"{gpu.selector} ({gpu.name})")
 
 
 def _is_named(gpu: DeviceInfo, wanted: str) -> bool:

@@ -41,7 +41,7 @@ def find_device(name: str, backend: str) -> tuple[str, str]:
         return name, name  # a backend without devices, such as the CPU
     owner = prefix if ":" in name and prefix in api.discover() else backend
     found: list[tuple[str, DeviceInfo]] = (
-        find_gpus() if owner == "auto" else [(owner, info) for info in api.devices(owner)]
+        list(find_gpus()) if owner == "auto" else [(owner, info) for info in api.devices(owner)]
     )
     key = name.lower()
     named = [x for x in found if key in (x[1].selector, x[1].selector.partition(":")[2])]

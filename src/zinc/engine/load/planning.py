@@ -177,10 +177,14 @@ def _plan(model: OpenModel, options: LoadOptions, backend: Backend | None) -> Pl
     if backend is None and options.backend == "auto":
         selection = _select(large, options, draft_bytes)
         backend, reason = selection.backend, selection.reason
-        if backend.capabilities.kind is BackendKind.CPU and options.device_map is not None:
+        is_gpu = backend.capabilities.kind is not BackendKind.CPU
+        if not is_gpu and options.device_map is not None:
             options = replace(options, device_map=None)
             reason += "; layers cannot be put on a device"
         log.info("%s", reason)
+        if is_gpu and options.device_map is None:  # `_select` found that the whole model fits
+            whole = None if backend.available_bytes() is None else DeviceMap()
+            return _on_choice(model, options, BackendChoice(backend, whole, reason=reason))
     if backend is None:
         backend = _create(options.backend, options)
     divided = divide(backend, lambda: _create("cpu", options), large, options, draft_bytes)
