@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 from functools import cache
 from typing import Protocol, cast
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo, Roofline
 from zinc.backends.plans import Plan, Ref
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import DeviceError, RequestError
 from zinc.ops.node import Node
 from zinc.ops.step import Step, StepCondition

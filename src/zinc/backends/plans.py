@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeAlias, TypeVar
 
+from zinc.core.dataclass import dataclass
 from zinc.ops.registry import OPS, Cost, Phase
 from zinc.ops.step import Otherwise, Step, StepCondition
 from zinc.ops.values import (

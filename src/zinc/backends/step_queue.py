@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 
 from zinc.backends.api import FinishedStep
+from zinc.core.dataclass import dataclass
 from zinc.ops.values import FloatArray
 
 

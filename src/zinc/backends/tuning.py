@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from zinc.backends.plans import Plan
+from zinc.core.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

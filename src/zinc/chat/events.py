@@ -9,8 +9,10 @@ to them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias
+
+from zinc.core.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

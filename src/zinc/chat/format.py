@@ -11,11 +11,12 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias
 
 from zinc.chat.output import HEAD_LIMIT, Output
 from zinc.chat.reader import END, MalformedError, Reader, Steps
+from zinc.core.dataclass import dataclass
 
 Part: TypeAlias = Callable[[Reader, Output], Steps[None]]
 

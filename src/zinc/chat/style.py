@@ -6,7 +6,6 @@ A style prepares a conversation for the model's template, and knows the format o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from zinc.chat.format import CallText, ChatFormat
@@ -14,6 +13,7 @@ from zinc.chat.messages import prepare
 from zinc.chat.template import ChatTemplate, Message
 from zinc.chat.tool_text import format_for_tools
 from zinc.chat.traits import TemplateTraits
+from zinc.core.dataclass import dataclass
 from zinc.tokenizer import Tokenizer
 
 

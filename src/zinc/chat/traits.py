@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from zinc.chat.template import REASONING_KEYS, ChatTemplate, Message, StoppedError
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import TemplateError
 
 _USER: Message = {"role": "user", "content": "probe_question"}

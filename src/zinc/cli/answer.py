@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from zinc.chat.events import Content, Event, Reasoning
+from zinc.core.dataclass import dataclass
 from zinc.core.terminal import is_plain, write_control
 
 if TYPE_CHECKING:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zinc.cli.step_profile import Profile
+from zinc.core.dataclass import dataclass
 from zinc.core.progress import stepper
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from zinc.cli.argtypes import UsageError
+from zinc.core.dataclass import dataclass
 
 ALIASES = {"ls": "list"}
 _INSTEAD = {

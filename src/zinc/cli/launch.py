@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
@@ -27,6 +27,7 @@ from zinc.cli import argtypes, parsed
 from zinc.cli.argtypes import UsageError
 from zinc.cli.parser import nearest
 from zinc.cli.serve import client_name
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import DeviceError, RequestError, ZincError
 
 DEFAULT_URL = "http://127.0.0.1:8080"

@@ -9,12 +9,12 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zinc.cli import argtypes, parsed, usage
 from zinc.cli.argtypes import UsageError
 from zinc.cli.text import size, table
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError
 
 if TYPE_CHECKING:

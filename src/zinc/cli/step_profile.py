@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from zinc.core.dataclass import dataclass
 
 if TYPE_CHECKING:
     from zinc.backends.capabilities import Roofline

@@ -12,13 +12,14 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zinc.cli import parsed, usage
 from zinc.cli.argtypes import UsageError
 from zinc.cli.text import table
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import ZincError
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ applies all other settings to the replicas that run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
 from zinc.cluster.options import ClusterOptions
+from zinc.core.dataclass import dataclass
 
 FRONT, ENGINE, DIRECTORY = "front", "engine", "prefixes"  # deployments
 FRONT_APPLICATION, DIRECTORY_APPLICATION = "zinc", "zinc.prefixes"

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zinc.cluster.options import ClusterOptions
 from zinc.cluster.ray_version import check_ray
 from zinc.cluster.replica import Replica
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError
 from zinc.server.batch import rows
 from zinc.server.batch.journal import Journal, digest

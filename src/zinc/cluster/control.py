@@ -7,7 +7,6 @@ import re
 import socket
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -28,6 +27,7 @@ from zinc.cluster.applications import (
 )
 from zinc.cluster.model_check import cannot_start, check_models
 from zinc.cluster.options import ClusterOptions
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import DeviceError, MemoryLimitError, RequestError, ZincError
 
 _CONNECT_S, _POLL_S = 5.0, 0.2

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from starlette.types import Message, Scope
+
+from zinc.core.dataclass import dataclass
 
 # Entries of an ASGI scope that can be sent to another process.
 _SENT = (

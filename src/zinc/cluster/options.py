@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from zinc.cli import serve
 from zinc.cluster import serve_values
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError
 from zinc.server.config import ServerConfig
 

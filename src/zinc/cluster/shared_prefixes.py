@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from zinc.core.dataclass import dataclass
 from zinc.kv.cache_file import Header, file_start
 from zinc.kv.pool import CachePool
 from zinc.kv.recovery import CacheFile

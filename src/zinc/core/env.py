@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError
 
 T = TypeVar("T")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError
 
 # Keeps products of an adapter's numbers within float32.

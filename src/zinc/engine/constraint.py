@@ -8,9 +8,9 @@ would choose, and tells it every token. A constraint applies once the reasoning 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from zinc.core.dataclass import dataclass
 from zinc.engine.sampling.allowed import Allowed
 
 

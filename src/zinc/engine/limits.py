@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError, UnsupportedError
 from zinc.engine.sampling import SamplingParams
 from zinc.models.parts.spec import ModelKind

@@ -7,7 +7,7 @@ sequences of small models are swapped; short ones with a large recurrent state a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from zinc.core.dataclass import dataclass
 
 # Weight of a new measurement in the moving average.
 _WEIGHT = 0.2

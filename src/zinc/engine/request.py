@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
+from zinc.core.dataclass import dataclass
 from zinc.engine.adapters import AdapterUse
 from zinc.engine.constraint import Constraint, Thinking
 from zinc.engine.readout import Readout

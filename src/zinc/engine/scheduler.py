@@ -13,8 +13,9 @@ Texts of an encoder cannot be divided into steps. They run whole, first come, fi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 
 # Sequences that run at a time, unless a plan has fewer output rows.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zinc.core.dataclass import dataclass
 from zinc.engine.constraint import ThinkingTracker
 from zinc.engine.readout import ReadoutKind
 from zinc.engine.request import Request

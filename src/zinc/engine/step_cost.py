@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from zinc.backends.plans import Launch
+from zinc.core.dataclass import dataclass
 from zinc.core.kv_types import BYTES_PER_NUMBER
 from zinc.ops.values import Dim
 

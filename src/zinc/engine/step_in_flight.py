@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from zinc.backends.api import Program, StepResult
+from zinc.core.dataclass import dataclass
 from zinc.engine.constraint import Constraint
 from zinc.engine.sampling import Sampled, check_peak, sample_rows
 from zinc.engine.sequence import Sequence

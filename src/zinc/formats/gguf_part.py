@@ -14,12 +14,12 @@ from __future__ import annotations
 import codecs
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import FormatError, UnsupportedError
 from zinc.core.rounding import round_up
 from zinc.formats.cursor import Cursor

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from zinc.backends.plans import Ref
+from zinc.core.dataclass import dataclass
 from zinc.gpu.features import Features
 from zinc.gpu.kv_layout import key_block_bytes, value_block_bytes
 from zinc.gpu.memory import Buffer, CounterAllocator, ScratchAllocator, Slice

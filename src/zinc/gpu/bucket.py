@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from zinc.backends.plans import Launch, Plan
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.ops.step import Step
 from zinc.ops.values import Dim

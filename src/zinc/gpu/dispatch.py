@@ -5,8 +5,7 @@ Nothing here names a handle of a host API, so dispatches are made and tested wit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from zinc.core.dataclass import dataclass
 from zinc.gpu.arguments.layout import Struct
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from zinc.core.dataclass import dataclass
 from zinc.gpu.tuned import NO_TILES, TunedTiles
 
 FULL_REGISTERS = 256  # 32-bit registers of a lane on most GPUs

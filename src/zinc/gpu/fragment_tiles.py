@@ -7,8 +7,9 @@ the columns and goes through several tiles of weight rows.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.features import Features
 from zinc.gpu.packing import FLOATS, LAYOUTS

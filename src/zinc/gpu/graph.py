@@ -7,9 +7,9 @@ graph. Both express the same order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from zinc.backends.plans import Plan
+from zinc.core.dataclass import dataclass
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.dispatch import Dispatch

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from zinc.backends.plans import EXCHANGE, Launch, Plan, Ref
+from zinc.core.dataclass import dataclass
 from zinc.gpu.bucket import Bucket
 from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, KVState, RecurrentState

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from zinc.backends.api import StepCounts
+from zinc.core.dataclass import dataclass
 from zinc.gpu.dispatch import KernelVariant
 from zinc.gpu.features import Features
 from zinc.gpu.graph import DispatchGraph

@@ -8,13 +8,14 @@ its own kernels replaces some of them and defines the weight layout that its ker
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from zinc.backends.plans import Launch
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import UnsupportedError
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket

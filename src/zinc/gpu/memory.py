@@ -7,13 +7,14 @@ cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, auto
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import MemoryLimitError
 from zinc.core.rounding import round_up
 

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import round_up
 from zinc.gpu import iq_packing
 from zinc.gpu.iq_packing import Blocks, Streams, codebook

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, chain, zip_longest
 from time import perf_counter
 from typing import TypeAlias, cast
@@ -24,6 +24,7 @@ from zinc.backends.micro_batches import joined, micro_batch_tokens
 from zinc.backends.plans import EXCHANGE, AllReduce, Launch, Ref, Segment, SplitPlan, Transfer
 from zinc.backends.split_program import SplitCache, SplitProgram
 from zinc.backends.step_queue import StepQueue
+from zinc.core.dataclass import dataclass
 from zinc.gpu.arguments.structs import EXCHANGE_BLOCKS, MAX_PEERS, PeerTable
 from zinc.gpu.backend import GpuBackend
 from zinc.gpu.cache import GpuCache

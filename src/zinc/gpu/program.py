@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 
 from zinc.backends.api import StepCounts, Work
 from zinc.backends.plans import Plan, Ref
+from zinc.core.dataclass import dataclass
 from zinc.gpu.addresses import DeviceWeight, ProgramAddresses
 from zinc.gpu.bucket import Bucket
 from zinc.gpu.cache import GpuCache

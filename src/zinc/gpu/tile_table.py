@@ -13,10 +13,11 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from zinc.core.dataclass import dataclass
 from zinc.core.env import cache_folder
 from zinc.core.errors import RequestError
 from zinc.gpu.features import Features

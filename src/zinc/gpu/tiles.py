@@ -10,8 +10,9 @@ tiles are staged in shared memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.features import FULL_REGISTERS, Features
 from zinc.gpu.packing import FLOATS, UNIT

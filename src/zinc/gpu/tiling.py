@@ -7,9 +7,9 @@ kernels. The rules are those of the kernels' sources; a tile that breaks one is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from zinc.core.dataclass import dataclass
 from zinc.gpu.features import FULL_REGISTERS, MAX_THREADS, NARROW, SQUARE, Features
 from zinc.gpu.packing import FLOATS
 from zinc.gpu.tiles import STEP_COLS, GemmTile, GemvTile

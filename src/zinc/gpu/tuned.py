@@ -7,10 +7,11 @@ the device's table (tile_table.py), or else with that of a formula (tiles.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
+from zinc.core.dataclass import dataclass
 from zinc.quant.blocks import GGMLType
 
 

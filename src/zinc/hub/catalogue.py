@@ -7,9 +7,10 @@ its first size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+from zinc.core.dataclass import dataclass
 
 _DATA = Path(__file__).parent / "catalogue.toml"
 

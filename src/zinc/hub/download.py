@@ -11,10 +11,10 @@ import queue
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from http.client import HTTPResponse
 from pathlib import Path
 
+from zinc.core.dataclass import dataclass
 from zinc.hub.errors import ChecksumError, DownloadError
 from zinc.hub.events import OnEvent, Transferred, Verified, Waiting
 from zinc.hub.lock import exclusive

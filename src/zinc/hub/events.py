@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import ClassVar, TypeAlias
+
+from zinc.core.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from zinc.core.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import UnsupportedError
 from zinc.core.extras import HUB, install_command
 from zinc.hub.errors import DownloadError, ModelNameError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from zinc.core.dataclass import dataclass
 from zinc.hub.choice import choose
 from zinc.hub.folders import Folders
 from zinc.hub.hf_cache import HubCache

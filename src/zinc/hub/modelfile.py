@@ -15,10 +15,11 @@ https://docs.ollama.com/modelfile. `parse` reads the text, `text_of` writes it;
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 from pathlib import Path
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import FormatError, next_step
 
 _ROLES = ("system", "user", "assistant")

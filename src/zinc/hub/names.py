@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
 
+from zinc.core.dataclass import dataclass
 from zinc.hub.catalogue import CATALOGUE, ShortName
 from zinc.hub.errors import ModelNameError
 from zinc.hub.modelfile import named_like_modelfile

@@ -14,10 +14,10 @@ import os
 import re
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zinc.core.dataclass import dataclass
 from zinc.hub.errors import DownloadError
 from zinc.hub.names import OllamaName
 

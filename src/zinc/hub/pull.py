@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TypeAlias
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import FormatError
 from zinc.hub.choice import Choice, FitCheck, choose
 from zinc.hub.download import Download, disk_error, fetch

@@ -11,7 +11,7 @@ import ssl
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from http.client import HTTPException, HTTPMessage, HTTPResponse
 from threading import Event
 from typing import IO, TypeVar
@@ -19,6 +19,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
 from zinc import __version__
+from zinc.core.dataclass import dataclass
 from zinc.hub.errors import DownloadError
 
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from zinc.core.dataclass import dataclass
 from zinc.hub.errors import ModelNameError
 
 # A label as it ends a file name: UD-Q4_K_XL, IQ4_XS, Q8_0, MXFP4_MOE, BF16.

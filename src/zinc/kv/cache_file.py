@@ -17,13 +17,13 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from zinc.core.dataclass import dataclass
 from zinc.kv.node import text_digest
 
 MAGIC = b"zinc cache piece 2\n"

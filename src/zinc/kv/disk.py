@@ -15,12 +15,12 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import DeviceError, RequestError
 from zinc.kv.cache_file import BLOCK, STATE, Header, file_name
 from zinc.kv.node import TOKEN_BYTES, Node, digest_of

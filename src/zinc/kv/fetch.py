@@ -16,9 +16,10 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from io import BytesIO
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import DeviceError, MemoryLimitError
 from zinc.kv import cache_file
 from zinc.kv.cache_file import BLOCK, STATE, DamagedError

@@ -8,8 +8,8 @@ checkpoint exactly at its end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.kv.node import TOKEN_BYTES, Node
 

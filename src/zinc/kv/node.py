@@ -11,9 +11,11 @@ import hashlib
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
+
+from zinc.core.dataclass import dataclass
 
 TOKEN_BYTES = 4
 # Digest of the empty text in the default namespace.

@@ -8,11 +8,12 @@ the prefix cache holds counts as available and is evicted on demand.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import MemoryLimitError
 from zinc.core.rounding import ceil_div
 from zinc.kv.blocks import BlockAllocator

@@ -12,7 +12,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import MemoryLimitError
 from zinc.kv import cache_file
 from zinc.kv.cache_file import BLOCK, STATE, DamagedError, Header

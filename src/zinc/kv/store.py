@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from zinc.core.dataclass import dataclass
 from zinc.kv import cache_file
 from zinc.kv.cache_file import Header
 from zinc.kv.pool import CachePool

@@ -7,10 +7,10 @@ restores the same bits, in other blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from zinc.core.dataclass import dataclass
 from zinc.kv.copier import Bytes, Copier
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from zinc.core.dataclass import dataclass
 from zinc.engine.adapters import AdapterUse
 from zinc.engine.engine import Engine
 from zinc.engine.readout import NO_ANSWER, Readout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from zinc.chat.events import Answer
@@ -11,6 +10,7 @@ from zinc.chat.format import ChatFormat
 from zinc.chat.messages import ROLES
 from zinc.chat.parser import TokenParser
 from zinc.chat.template import ChatTemplate, Message
+from zinc.core.dataclass import dataclass
 from zinc.llm.arguments import has_text_content
 from zinc.tokenizer import Tokenizer
 

@@ -7,9 +7,9 @@ heads are normalised without a weight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf, isnan, sqrt
 
+from zinc.core.dataclass import dataclass
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.altup import AltUp
 from zinc.models.parts.attention import attention

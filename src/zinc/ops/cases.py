@@ -7,11 +7,12 @@ does. Tests run a case on `ref` and on every backend present and compare the out
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
 
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.ops.graph import Graph
 from zinc.ops.penalties import StepPenalties

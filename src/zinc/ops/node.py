@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 
+from zinc.core.dataclass import dataclass
 from zinc.ops.operands import SIGNATURES, Kind
 from zinc.ops.step import Otherwise, StepCondition
 from zinc.ops.values import (

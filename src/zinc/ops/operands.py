@@ -10,9 +10,11 @@ which index, so that code asks for `node.input("residual")` and never counts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, TypeVar
+
+from zinc.core.dataclass import dataclass
 
 T = TypeVar("T")
 

@@ -14,12 +14,12 @@ A device gets the distinct tokens of each output row's window, with their counts
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from zinc.core.dataclass import dataclass
 from zinc.ops.values import FloatArray
 
 CountArray: TypeAlias = npt.NDArray[np.uint32]

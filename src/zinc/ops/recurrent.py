@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from zinc.core.dataclass import dataclass
 from zinc.ops.cases import Case
 from zinc.ops.costs import elementwise_cost
 from zinc.ops.elementwise import Float64Array, sigmoid

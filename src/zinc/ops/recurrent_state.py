@@ -13,9 +13,10 @@ An op with recurrent state says in its entry (`Op.rollback`) how its node change
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
+from zinc.core.dataclass import dataclass
 from zinc.ops.node import Node
 from zinc.ops.step import Step
 from zinc.ops.values import FloatArray, RecurrentState

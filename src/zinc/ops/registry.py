@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from zinc.core.dataclass import dataclass
 from zinc.ops.operands import SIGNATURES, Kind, Operand, Signature
 
 if TYPE_CHECKING:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum, StrEnum
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from zinc.core.dataclass import dataclass
 from zinc.quant.blocks import GGMLType
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]

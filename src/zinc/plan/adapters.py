@@ -8,11 +8,12 @@ embedding table (of tokens or token types) becomes a look-up in its own table an
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TypeAlias
 
+from zinc.core.dataclass import dataclass
 from zinc.ops.node import Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, Value, Weight

@@ -9,9 +9,9 @@ it is on the CPU whenever anything else is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError
 from zinc.ops.node import Node
 from zinc.ops.registry import OPS, Phase

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from zinc.core.dataclass import dataclass
 from zinc.ops.node import Node
 
 

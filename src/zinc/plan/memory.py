@@ -9,8 +9,8 @@ another in-place operand that is not read later, so the residual stream stays at
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import round_up
 from zinc.ops.node import Node
 from zinc.ops.registry import OPS

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
 
+from zinc.core.dataclass import dataclass
 from zinc.ops.node import Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import Dim, RowFormat, Value, Weight

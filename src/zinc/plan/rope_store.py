@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
+from zinc.core.dataclass import dataclass
 from zinc.ops.node import Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import Input, KVState, Value

@@ -10,7 +10,7 @@ have no launch. In the same way, `all_reduce` nodes add up the partial sums of a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import groupby
 from types import MappingProxyType
 
@@ -23,6 +23,7 @@ from zinc.backends.plans import (
     Term,
     Transfer,
 )
+from zinc.core.dataclass import dataclass
 from zinc.ops.node import Node
 from zinc.ops.registry import OPS
 from zinc.ops.values import Constant, KVState, RecurrentState, Value

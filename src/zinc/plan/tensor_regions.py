@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import gcd
 
+from zinc.core.dataclass import dataclass
 from zinc.ops.graph import Graph
 from zinc.ops.node import Node
 from zinc.ops.registry import OPS, Division

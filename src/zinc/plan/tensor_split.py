@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, count, pairwise
 from types import MappingProxyType
 
+from zinc.core.dataclass import dataclass
 from zinc.ops.graph import Graph
 from zinc.ops.node import Node
 from zinc.ops.registry import OPS, Division

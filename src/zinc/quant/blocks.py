@@ -10,12 +10,12 @@ qh = high bits, scales = packed scales of the sub-blocks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 
 import numpy as np
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import ModelError
 
 SUPER = 256

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError
 from zinc.engine.load.options import LoadOptions
 from zinc.engine.load.settings import NO_SETTINGS, ModelSettings

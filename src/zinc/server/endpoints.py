@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from zinc.core.dataclass import dataclass
 from zinc.server import operations
 from zinc.server.apis.anthropic import messages
 from zinc.server.apis.anthropic.fields import MessagesFields, PromptFields

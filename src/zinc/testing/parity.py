@@ -11,7 +11,6 @@ every block format.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -24,6 +23,7 @@ from zinc.backends.api import (
     Program,
 )
 from zinc.backends.plans import AllReduce, Launch, Plan, Ref, SplitPlan
+from zinc.core.dataclass import dataclass
 from zinc.core.progress import ProgressBar
 from zinc.engine.load.self_test import BLOCK_TOKENS, bind_case, plan_case, relative_error
 from zinc.ops import OPS

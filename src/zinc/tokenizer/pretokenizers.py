@@ -9,8 +9,7 @@ from the published one; a comment says where.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import UnsupportedError
 
 # English contractions in either case. `(?i:...)` would also fold the long s (U+017F).

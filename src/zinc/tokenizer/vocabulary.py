@@ -8,11 +8,12 @@ stop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 
 import numpy as np
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import ModelError
 from zinc.tokenizer.fields import Fields
 

@@ -6,10 +6,10 @@ The package `cuda.bindings` is imported when it is first used, because it is opt
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 from zinc.backends.cuda.errors import DRIVER_HINT, error_of
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import DeviceError
 from zinc.core.extras import CUDA, install_command
 from zinc.gpu.selection import select

@@ -7,11 +7,11 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from zinc.backends.cuda import compiler
 from zinc.backends.cuda.driver import checked
+from zinc.core.dataclass import dataclass
 from zinc.gpu.dispatch import Dispatch, KernelVariant
 from zinc.gpu.host import Progress
 

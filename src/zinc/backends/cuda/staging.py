@@ -10,10 +10,10 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from zinc.backends.cuda.driver import checked
+from zinc.core.dataclass import dataclass
 from zinc.gpu.memory import Bytes
 
 STAGING_BYTES = 8 << 20

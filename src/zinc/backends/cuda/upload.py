@@ -7,10 +7,10 @@ threads read the next ones, so neither numpy nor a second copy in memory limits 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zinc.backends.api import TensorData
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div, round_up
 from zinc.gpu.arguments.structs import PackArguments
 from zinc.gpu.dispatch import Dispatch, KernelVariant

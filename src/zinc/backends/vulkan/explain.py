@@ -10,13 +10,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from ctypes import addressof, byref, c_double, c_int64, c_uint32, c_uint64
-from dataclasses import dataclass
 from typing import Any
 
 from zinc.backends.vulkan.device import Device
 from zinc.backends.vulkan.physical import EXECUTABLES, Candidate, extensions
 from zinc.backends.vulkan.vk import types as vk
 from zinc.backends.vulkan.vk.library import Library
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import DeviceError
 
 # C types of the values of statistics, by VkPipelineExecutableStatisticFormatKHR.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from ctypes import byref, c_uint32, c_uint64
-from dataclasses import dataclass
 from typing import Any
 
 from zinc.backends.vulkan.vk import types as vk
 from zinc.backends.vulkan.vk.library import DRIVER_HINT, Library
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import DeviceError
 from zinc.gpu.features import MAX_SHARED_BYTES, MAX_THREADS
 from zinc.gpu.selection import select

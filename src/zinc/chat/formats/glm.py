@@ -11,13 +11,12 @@ be either.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from zinc.chat.format import ChatFormat
 from zinc.chat.formats.hermes import THINK
 from zinc.chat.formats.tagged import Arguments
 from zinc.chat.output import Output
 from zinc.chat.reader import MalformedError, Reader, Steps
+from zinc.core.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ crashes now and then.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from zinc.core.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

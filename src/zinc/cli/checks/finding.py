@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import ZincError
 
 

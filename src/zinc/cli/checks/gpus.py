@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from zinc.backends.capabilities import DeviceInfo, DeviceKind
 from zinc.cli.checks.drivers import known_fault
 from zinc.cli.checks.finding import Finding, Section, fail, ok, read, reason, remedy, skip, warn
 from zinc.cli.checks.self_test import device
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import ZincError
 from zinc.core.extras import CUDA, install_command
 

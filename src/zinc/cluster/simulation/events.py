@@ -7,7 +7,6 @@ import itertools
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from zinc.cluster.prompt_blocks import BLOCK_BYTES, DIGEST_BYTES, split
 from zinc.cluster.routing import REPORT_S, REPORTED_BLOCKS, RoutingTable, Sketch, choose
@@ -15,6 +14,7 @@ from zinc.cluster.simulation.rates import StepTimes
 from zinc.cluster.simulation.replica import Job, SimulatedReplica
 from zinc.cluster.simulation.result import Result
 from zinc.cluster.simulation.workload import CACHE_BLOCK_BYTES, Request
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError
 
 

@@ -7,9 +7,9 @@ import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError
 
 _FIELDS = frozenset(

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from zinc.cluster.prompt_blocks import split
 from zinc.cluster.routing import Sketch
 from zinc.cluster.simulation.rates import StepTimes
 from zinc.cluster.simulation.workload import Request
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.engine.engine import PROMPT_TOKENS_BESIDE_STREAMS
 from zinc.engine.scheduler import MAX_SEQUENCES, Budget, Demand, schedule

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
+
+from zinc.core.dataclass import dataclass
 
 if TYPE_CHECKING:
     from zinc.cluster.simulation.replica import Job

@@ -19,11 +19,11 @@ import itertools
 import json
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zinc.cluster.prompt_blocks import BLOCK_BYTES, DIGEST_BYTES, prompt_blocks
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError
 
 TOKEN_BYTES = 4  # of text, where the number of its tokens is not known

@@ -12,12 +12,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from zinc.backends.api import TensorData
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import ModelError, RequestError, UnsupportedError
 from zinc.engine.adapters import AdapterUse, adapter_use
 from zinc.engine.load.options import AdapterOption

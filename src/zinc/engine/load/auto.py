@@ -11,13 +11,13 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from zinc.backends import api
 from zinc.backends.api import Backend
 from zinc.backends.capabilities import BackendKind, DeviceInfo, DeviceKind
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import DeviceError, ZincError
 from zinc.core.marks import Mark
 

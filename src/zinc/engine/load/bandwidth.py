@@ -10,7 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from zinc.backends.api import Backend
 from zinc.backends.capabilities import Roofline
 from zinc.core import env
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import ZincError
 from zinc.core.processor import cpu_model
 

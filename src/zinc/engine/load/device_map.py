@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import TypeAlias
 
@@ -17,6 +17,7 @@ from zinc.backends.api import Backend
 from zinc.backends.capabilities import BackendKind
 from zinc.backends.plans import SplitPlan, states_of
 from zinc.backends.split import SplitBackend
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError
 from zinc.engine.cache_layout import resolve_kv_dtype
 from zinc.engine.load.adapters import NO_ADAPTERS, AdapterFiles

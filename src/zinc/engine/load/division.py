@@ -11,12 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zinc.backends.api import Backend
 from zinc.backends.micro_batches import MICRO_BATCHES, can_overlap
 from zinc.backends.plans import AllReduce, Plan, SplitPlan, states_of
 from zinc.backends.split import SplitBackend
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import MemoryLimitError, RequestError
 from zinc.engine.cache_layout import context_bytes, resolve_kv_dtype, state_bytes_per_sequence
 from zinc.engine.load.device_map import (

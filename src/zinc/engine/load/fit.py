@@ -8,9 +8,9 @@ read bandwidth of a device, divided by these bytes, is the upper limit of its to
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from zinc.backends.plans import SplitPlan
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import MemoryLimitError
 from zinc.engine.cache_layout import context_bytes, state_bytes_per_sequence
 from zinc.engine.load.bandwidth import Bandwidth, BandwidthOf

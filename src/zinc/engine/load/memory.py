@@ -7,11 +7,12 @@ come first; the cache gets a share of the rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zinc.backends.api import Backend, SplitDevices
 from zinc.backends.plans import Plan, SplitPlan, states_of, weights_of
 from zinc.core import host_memory
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import MemoryLimitError, RequestError
 from zinc.engine.cache_layout import (
     cache_bytes,

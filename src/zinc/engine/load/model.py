@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zinc.backends.api import Backend, Cache, CacheLayout, Program
 from zinc.backends.plans import weights_of
+from zinc.core.dataclass import dataclass
 from zinc.core.env import cache_folder
 from zinc.engine.adapters import AdapterUse
 from zinc.engine.cache_layout import cache_layout

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError
 from zinc.engine.load.settings import NO_SETTINGS, ModelSettings
 from zinc.engine.scheduler import MAX_SEQUENCES

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zinc.backends.api import Backend, Kernels
 from zinc.backends.plans import Plan, states_of
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import round_up
 from zinc.engine.cache_layout import BLOCK_TOKENS, state_bytes_per_sequence
 from zinc.engine.load.device_map import (

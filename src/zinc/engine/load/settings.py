@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError, ZincError
 from zinc.engine.sampling.params import SamplingParams
 from zinc.formats.gguf import GGUFFile

@@ -13,10 +13,10 @@ of the top k.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
+
+from zinc.core.dataclass import dataclass
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

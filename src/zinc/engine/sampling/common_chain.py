@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from zinc.core.dataclass import dataclass
 from zinc.engine.sampling import truncation
 from zinc.engine.sampling.candidates import Candidates
 from zinc.engine.sampling.draw import draw_position

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
+from zinc.core.dataclass import dataclass
 from zinc.engine.sampling.candidates import Candidates, Floats, largest
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError
 
 DEFAULT_SAMPLERS = (

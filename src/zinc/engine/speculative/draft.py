@@ -8,9 +8,11 @@ token that the sampler draws.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from operator import mul
+
+from zinc.core.dataclass import dataclass
 
 
 def expected_tokens(rates: Sequence[float]) -> float:

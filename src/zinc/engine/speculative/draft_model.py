@@ -18,12 +18,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from zinc.backends.api import Program
 from zinc.backends.plans import Plan
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import MemoryLimitError
 from zinc.engine.batch import make_draft_step
 from zinc.engine.sequence import Sequence

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from zinc.backends.plans import Plan
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import MemoryLimitError
 from zinc.engine.admission import STREAM_TOKENS
 from zinc.engine.batch import NO_DRAFTS

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import numpy as np
 
 from zinc.backends.api import CacheLayout, Program
 from zinc.backends.plans import Plan
+from zinc.core.dataclass import dataclass
 from zinc.engine.batch import make_draft_step
 from zinc.engine.sequence import Sequence
 from zinc.engine.speculative.chain_policy import ChainPolicy

@@ -8,8 +8,9 @@ policy chooses the k with the most tokens per second, if the gain is at least `L
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from zinc.core.dataclass import dataclass
 from zinc.engine.speculative.draft import Draft, expected_tokens
 from zinc.engine.speculative.step_times import StepTimes
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
+from zinc.core.dataclass import dataclass
 from zinc.engine.speculative.draft import NO_DRAFT, Draft
 from zinc.engine.speculative.policy import Record
 from zinc.engine.speculative.suffix import SuffixDrafter

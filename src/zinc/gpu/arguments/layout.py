@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from typing import (
     Annotated,
@@ -22,6 +22,7 @@ from typing import (
     get_type_hints,
 )
 
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import round_up
 
 

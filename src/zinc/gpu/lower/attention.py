@@ -8,10 +8,11 @@ queries, which attention_tiles.py lowers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from zinc.backends.plans import Launch, Ref
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses, DeviceKV
 from zinc.gpu.arguments.constants import ElementwiseOp

@@ -6,9 +6,10 @@ with many it multiplies the slots of one expert, which `group_experts` has sorte
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zinc.backends.plans import Launch, Ref
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu import tiles
 from zinc.gpu.addresses import Addresses, DeviceWeight

@@ -5,9 +5,10 @@ A launch of several matrices becomes one dispatch for each, which may run side b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zinc.backends.plans import Launch, Ref
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu import tiles
 from zinc.gpu.addresses import Addresses, DeviceWeight

@@ -8,9 +8,10 @@ the norm needs no dispatch. On other GPUs it has one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zinc.backends.plans import Launch, Ref
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu import tiles
 from zinc.gpu.addresses import Addresses

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from zinc.backends.plans import Launch, Ref
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import (

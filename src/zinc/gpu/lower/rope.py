@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from zinc.backends.plans import Launch, Operand, Ref
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses, DeviceKV
 from zinc.gpu.arguments.structs import RopeStoreArguments, RopeTableArguments

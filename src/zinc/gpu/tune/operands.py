@@ -7,12 +7,11 @@ of a launch reads the results of another, all rows are distinct.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from zinc.backends.plans import Launch, Ref
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import round_up
 from zinc.gpu.rows import BLOCK
 from zinc.ops.operands import Kind, Operand

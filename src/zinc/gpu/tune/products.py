@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 from zinc.backends.plans import Launch, Plan
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import UnsupportedError
 from zinc.gpu.addresses import NominalAddresses
 from zinc.gpu.ahead import lowering_key

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from zinc.core.dataclass import dataclass
 from zinc.grammar.pattern.chars import SCALARS, Ranges
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urldefrag, urljoin
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError, with_article
 
 Json: TypeAlias = Any

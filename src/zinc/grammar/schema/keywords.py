@@ -7,11 +7,12 @@ are annotations and have no effect.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NoReturn
 
+from zinc.core.dataclass import dataclass
 from zinc.grammar.pattern import terminals
 from zinc.grammar.schema import formats
 from zinc.grammar.schema.document import DRAFT_2020, Document, Located, SchemaError

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from decimal import Decimal
+
+from zinc.core.dataclass import dataclass
 
 # Exponents are limited so that values with one digit before the point are finite doubles.
 ANY_NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?(30[0-7]|[12][0-9][0-9]|[0-9][0-9]?))?"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from zinc.core.dataclass import dataclass
 from zinc.grammar.pattern.render import as_json
 from zinc.grammar.pattern.terminals import pattern_terminal
 from zinc.grammar.schema.document import SchemaError

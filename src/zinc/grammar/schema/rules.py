@@ -9,8 +9,8 @@ Rules that derive no finite text are removed, and a schema without any valid val
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
+from zinc.core.dataclass import dataclass
 from zinc.grammar.schema.document import Document, Json, SchemaError
 from zinc.grammar.schema.evaluate import Evaluator
 from zinc.grammar.schema.keywords import KeywordPolicy

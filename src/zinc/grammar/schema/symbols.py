@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from decimal import Decimal
 from typing import TypeAlias
 
+from zinc.core.dataclass import dataclass
 from zinc.grammar.pattern.render import times
 from zinc.grammar.schema.document import Json, SchemaError
 from zinc.grammar.schema.values import numeral

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from math import ceil, floor, lcm
 from typing import Any, TypeAlias
 
+from zinc.core.dataclass import dataclass
 from zinc.grammar.pattern.chars import Ranges
 from zinc.grammar.pattern.render import as_text, render
 from zinc.grammar.pattern.terminals import pattern_terminal

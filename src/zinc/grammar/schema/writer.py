@@ -6,9 +6,10 @@ The scalars of a rule form one terminal. Recursive schemas become recursive rule
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fractions import Fraction
 
+from zinc.core.dataclass import dataclass
 from zinc.grammar.pattern.render import as_json, times
 from zinc.grammar.schema import numbers
 from zinc.grammar.schema.document import Json, SchemaError

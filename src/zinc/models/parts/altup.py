@@ -7,8 +7,7 @@ the active state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from zinc.core.dataclass import dataclass
 from zinc.models.parts.layer import Layer
 from zinc.models.parts.weights import Weights
 from zinc.ops.graph import Graph

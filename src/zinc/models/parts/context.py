@@ -9,8 +9,9 @@ scaling (gpt-oss, DeepSeek) use it at every length.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError, UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.formats.metadata import MetadataValue

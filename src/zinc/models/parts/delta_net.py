@@ -8,8 +8,9 @@ and qwen3_5) and the tensors that llama.cpp's converter writes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from zinc.core.dataclass import dataclass
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.attention import attention
 from zinc.models.parts.dense_spec import dense_spec

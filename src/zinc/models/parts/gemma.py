@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from zinc.core.dataclass import dataclass
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.errors import damaged
 from zinc.models.parts.metadata import Metadata

@@ -10,8 +10,8 @@ changes the order of the scores.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from zinc.core.dataclass import dataclass
 from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.models.parts.errors import damaged
 from zinc.models.parts.layer import Layer

@@ -13,8 +13,9 @@ decode use the same form.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from zinc.core.dataclass import dataclass
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.errors import damaged, unsupported
 from zinc.models.parts.indexer import Indexer, selected_keys

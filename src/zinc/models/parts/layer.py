@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from zinc.core.dataclass import dataclass
 from zinc.models.parts.rope import Rope
 from zinc.models.parts.spec import Attention, ModelSpec, Norm
 from zinc.models.parts.weights import Weights

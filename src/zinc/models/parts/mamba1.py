@@ -7,8 +7,7 @@ tensors that llama.cpp's converter writes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from zinc.core.dataclass import dataclass
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.attention import attention
 from zinc.models.parts.layer import Layer

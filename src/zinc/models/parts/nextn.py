@@ -23,8 +23,9 @@ counts them. They may lie in a file of their own, whose metadata counts the laye
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import ModelError
 from zinc.formats.gguf import GGUFArray, GGUFFile, MetadataValue, Tensor
 from zinc.models.parts.attention import attention

@@ -8,13 +8,13 @@ their keys as `PROBE`, such as a list of the kinds of its layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from zinc.core.dataclass import dataclass
 from zinc.formats.gguf import GGUFArray, GGUFFile
 from zinc.formats.metadata import ValueType
 from zinc.models import architecture

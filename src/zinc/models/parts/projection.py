@@ -6,8 +6,7 @@ matrices, the first, or none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from zinc.core.dataclass import dataclass
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.errors import incomplete
 from zinc.models.parts.spec import ModelSpec

@@ -9,12 +9,12 @@ the tanh, and the head may read the mean of all rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import erf, sqrt
 
 import numpy as np
 import numpy.typing as npt
 
+from zinc.core.dataclass import dataclass
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.errors import incomplete, unsupported
 from zinc.models.parts.spec import ModelSpec

@@ -8,8 +8,9 @@ divisors, which GGUF stores in `rope_freqs.weight`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from zinc.core.dataclass import dataclass
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.errors import damaged, incomplete, missing_key, unsupported
 from zinc.ops.values import Constant

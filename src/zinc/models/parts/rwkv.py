@@ -8,8 +8,7 @@ that llama.cpp's converter writes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from zinc.core.dataclass import dataclass
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.errors import damaged
 from zinc.models.parts.layer import Layer

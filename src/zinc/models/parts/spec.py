@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
+from zinc.core.dataclass import dataclass
 from zinc.models.parts.rope import Rope
 from zinc.ops.values import ActivationFn
 

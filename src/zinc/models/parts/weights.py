@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import UnsupportedError
 from zinc.formats.gguf import GGUFFile
 from zinc.models.parts.errors import damaged, incomplete, unsupported

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zinc.core.dataclass import dataclass
 from zinc.server.errors import ApiError, invalid, unsupported
 from zinc.server.http.body import count_values, parse_json
 from zinc.server.http.in_process import Reply

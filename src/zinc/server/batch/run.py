@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from zinc.core.dataclass import dataclass
 from zinc.server.batch import rows
 from zinc.server.batch.journal import Journal, digest
 from zinc.server.batch.rows import Row, RowError

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Scope
 
+from zinc.core.dataclass import dataclass
 from zinc.server.errors import ApiError
 from zinc.server.http.body import Json
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
 from zinc import __version__
+from zinc.core.dataclass import dataclass
 from zinc.server.http.fields import Fields
 
 EVENT_STREAM, NDJSON = "text/event-stream", "application/x-ndjson"  # media types of streams

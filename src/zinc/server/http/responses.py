@@ -10,13 +10,13 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from zinc.core.dataclass import dataclass
 from zinc.server.errors import ApiError, from_exception
 from zinc.server.http.body import Json
 

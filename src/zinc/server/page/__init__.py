@@ -9,13 +9,14 @@ to another host, not even for an image.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+
+from zinc.core.dataclass import dataclass
 
 PREFIX = "/page/"
 MEDIA_TYPES = {

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from zinc.chat.events import Event
+from zinc.core.dataclass import dataclass
 from zinc.engine.constraint import Constraint, Thinking
 from zinc.engine.readout import Readout
 from zinc.engine.sampling import Sampled, SamplingParams

@@ -12,10 +12,11 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 
 from zinc.chat.events import CallEnd, Event
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import (
     MemoryLimitError,
     QueueFullError,

@@ -7,11 +7,12 @@ fill the device, blocks also split the keys, and a second dispatch merges their 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.cuda.lower.wide_attention import WideTile, wide_tile
 from zinc.backends.plans import Launch
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import AttentionMmaArguments, SelectedMmaArguments

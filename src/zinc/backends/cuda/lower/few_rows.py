@@ -10,7 +10,7 @@ With a norm between two products, the first one stores rows for the second
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zinc.backends.cuda.lower import gemv
 from zinc.backends.cuda.lower.parts import (
@@ -28,6 +28,7 @@ from zinc.backends.cuda.lower.registry import fuses, lowers
 from zinc.backends.cuda.tiles import gemm_few
 from zinc.backends.cuda.tiles.common import FEW_TILE_ROWS
 from zinc.backends.plans import Launch, Ref
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.bucket import Bucket

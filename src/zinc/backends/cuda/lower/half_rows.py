@@ -6,10 +6,11 @@ kernel of the norm stores the operands too (`JOINS`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zinc.backends.cuda.tiles.common import SLAB, SLAB_ROW_BYTES
 from zinc.backends.plans import Ref
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import HalfNormArguments, HalfRowsArguments, NormArguments

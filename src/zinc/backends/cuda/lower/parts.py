@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from zinc.backends.plans import Launch, Ref
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses, DeviceWeight
 from zinc.gpu.arguments.constants import ProductKind

@@ -10,11 +10,12 @@ saves the rows before each block (kernels/conv_block.cuh).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from zinc.backends.cuda.lower.registry import lowers
 from zinc.backends.plans import Launch
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.addresses import Addresses
 from zinc.gpu.arguments.structs import ConvBlockArguments, DeltaChunkArguments

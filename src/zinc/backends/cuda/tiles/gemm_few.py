@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import product
 
 from zinc.backends.cuda.tiles.common import (
@@ -15,6 +15,7 @@ from zinc.backends.cuda.tiles.common import (
     SUMS_BYTES,
     RowsTile,
 )
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.features import Features
 from zinc.gpu.tuned import TileKey

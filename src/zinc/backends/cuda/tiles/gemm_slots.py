@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from zinc.backends.cuda.tiles.common import (
     BLOCK_ROWS,
@@ -15,6 +15,7 @@ from zinc.backends.cuda.tiles.common import (
     RowsTile,
     slot_chunks,
 )
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.features import Features
 from zinc.gpu.tiling import TABLE_BYTES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 from zinc.backends.cuda.tiles.common import (
@@ -13,6 +12,7 @@ from zinc.backends.cuda.tiles.common import (
     SM_REGISTERS,
     RowsTile,
 )
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.features import MAX_THREADS, Features
 from zinc.gpu.tiling import TABLE_BYTES

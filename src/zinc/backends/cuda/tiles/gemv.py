@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from zinc.backends.cuda.tiles.common import BLOCK_ROWS, MANY_WARPS, WARPS
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.features import MAX_THREADS, Features
 from zinc.gpu.tiles import GemvTile, units

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from zinc.backends.cuda.tiles.common import BLOCK_ROWS, MANY_WARPS, WARPS, slot_chunks
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.features import Features
 from zinc.gpu.tiles import units

@@ -8,7 +8,7 @@ them once for all rows of x.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from zinc.backends.cuda.tiles.common import (
     BLOCK_ROWS,
@@ -21,6 +21,7 @@ from zinc.backends.cuda.tiles.common import (
     SM_THREADS,
     WARP,
 )
+from zinc.core.dataclass import dataclass
 from zinc.core.rounding import ceil_div
 from zinc.gpu.features import MAX_THREADS, Features
 from zinc.gpu.tiling import TABLE_BYTES, is_power_of_two

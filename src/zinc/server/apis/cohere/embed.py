@@ -7,7 +7,6 @@ the request names no `embedding_types`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
@@ -15,6 +14,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from zinc.core.dataclass import dataclass
 from zinc.engine.readout import Pooled, embeddings
 from zinc.server.apis.shared.embeddings import (
     MAX_INPUTS,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from zinc.core.dataclass import dataclass
 from zinc.server.apis.llama.fields import InfillFields, NativeFields
 from zinc.server.apis.llama.result import CompletionResult
 from zinc.server.apis.openai.common import OPENAI, check_count

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from zinc.core.dataclass import dataclass
 from zinc.engine.readout import Pooled, Pooling, embeddings
 from zinc.ops.values import FloatArray
 from zinc.server.apis.shared.embeddings import Texts, answer_embeddings, encode_texts, json_rows

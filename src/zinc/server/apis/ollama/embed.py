@@ -6,13 +6,13 @@ As in Ollama, a request without text loads the model and has no vectors.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from zinc.core.dataclass import dataclass
 from zinc.engine.readout import Pooled
 from zinc.engine.readout import embeddings as embeddings_of
 from zinc.server.apis.ollama.common import Clock, own_name

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from zinc.chat.events import Content, Reasoning
+from zinc.core.dataclass import dataclass
 from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.server.apis.ollama.common import (
     OLLAMA,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from zinc.core.dataclass import dataclass
 from zinc.engine.readout import PromptLogprobs
 from zinc.engine.sampling import Sampled, SamplingParams
 from zinc.server.apis.openai.common import (

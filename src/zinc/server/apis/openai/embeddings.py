@@ -8,12 +8,12 @@ determines how a text becomes one vector.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from zinc.core.dataclass import dataclass
 from zinc.engine.readout import Pooled
 from zinc.engine.readout import embeddings as embeddings_of
 from zinc.server.apis.openai.common import NeutralFields

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from zinc.core.dataclass import dataclass
 from zinc.server.apis.openai.custom_tools import function_name, text_function
 from zinc.server.apis.shared.tools import named_tool
 from zinc.server.errors import invalid

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from zinc.core.dataclass import dataclass
 from zinc.engine.sampling import Sampled
 from zinc.engine.sequence import Timings
 from zinc.server.apis.shared.fields import finite_logprob

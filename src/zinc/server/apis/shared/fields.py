@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError, UnsupportedError
 from zinc.engine import constraint as engine
 from zinc.engine.sampling import SamplingParams

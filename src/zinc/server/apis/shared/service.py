@@ -10,12 +10,13 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from zinc.core.dataclass import dataclass
 from zinc.engine.sequence import Timings
 from zinc.server.apis.shared.fields import QueueFields, SamplingFields
 from zinc.server.apis.shared.foreign_fields import rules as foreign_fields

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from zinc.core.dataclass import dataclass
 from zinc.server.errors import ApiError
 from zinc.server.http.responses import encode_json
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 
 from zinc.chat.events import Content
+from zinc.core.dataclass import dataclass
 from zinc.engine.sampling import Sampled
 from zinc.engine.sequence import Timings
 from zinc.server.runtime.job import End, Progress

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from zinc.chat.formats.hy3 import TAGS as HY3_TAGS
+from zinc.core.dataclass import dataclass
 from zinc.grammar.schema.document import SchemaError
 from zinc.grammar.schema.rules import SchemaRules
 from zinc.server.runtime.tool_calls.gemma_values import GemmaValues

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from zinc.chat.format import ChatFormat
+from zinc.core.dataclass import dataclass
 from zinc.grammar.kinds import MAX_SOURCE_CHARACTERS
 from zinc.grammar.schema.document import SchemaError, load
 from zinc.grammar.schema.rules import SchemaRules

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from zinc.chat.events import Answer, CallArguments, CallEnd, CallStart, Content, Event
+from zinc.core.dataclass import dataclass
 from zinc.engine.sampling import Sampled
 from zinc.engine.sequence import Timings
 from zinc.server.errors import ApiError

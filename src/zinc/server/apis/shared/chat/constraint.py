@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from zinc.chat.format import ChatFormat
+from zinc.core.dataclass import dataclass
 from zinc.server.apis.shared.chat.request import ChatRequest
 from zinc.server.apis.shared.fields import Constraint
 from zinc.server.runtime.served_model import ServedModel

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from zinc.chat.format import ChatFormat
 from zinc.chat.messages import prepare
 from zinc.chat.template import is_variable
 from zinc.chat.traits import TemplateTraits
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import RequestError, TextTooLongError, UnsupportedError
 from zinc.server.apis.shared.chat.request import ChatRequest
 from zinc.server.apis.shared.prompts import MAX_COUNTED_TOKENS

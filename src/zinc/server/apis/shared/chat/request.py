@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from zinc.core.dataclass import dataclass
 from zinc.engine.sampling import SamplingParams
 from zinc.server.apis.shared.fields import Constraint
 from zinc.server.runtime.job import NO_TELEMETRY, Telemetry

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from zinc.chat.format import ChatFormat
 from zinc.chat.parser import TokenParser
+from zinc.core.dataclass import dataclass
 from zinc.core.errors import TextTooLongError
 from zinc.engine import constraint as engine
 from zinc.server.apis.shared.chat.answer import CallCheck, ChatAnswer

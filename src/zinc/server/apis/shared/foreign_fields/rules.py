@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, TypeAlias
 
+from zinc.core.dataclass import dataclass
 from zinc.server.apis.shared.fields import SamplingFields
 from zinc.server.errors import ApiError, invalid, unsupported
 from zinc.server.http.body import Json
