@@ -2,8 +2,9 @@
 
     from zinc.core.dataclass import dataclass
 
-The decorator of `dataclasses` compiles up to six methods for each class when the class is defined,
-and a process uses few of them. Here a descriptor stands for each method until its first use. The
+The decorator of `dataclasses` compiles up to six methods of each class when the class is defined.
+That was 40% of the time to import zinc with its GPU backends, and a process uses few of the methods
+(benchmarks/results/startup.json). Here a descriptor stands for each method until its first use. The
 stdlib still finds the fields, makes the slots and checks inheritance. It could also compile a
 single method, but an `__init__` of a frozen class not without `__setattr__` and `__delattr__`.
 `field`, `fields` and `replace` come from `dataclasses`.
