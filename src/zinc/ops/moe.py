@@ -204,11 +204,14 @@ def _expert_case(
     n_tokens: int,
     type: GGMLType,
     *,
+    n_experts: int = 6,
+    top_k: int = 2,
+    width: int = 256,
     clamped: bool = False,
     gated: bool = True,
     down: bool = False,
 ) -> Case:
-    n_experts, top_k, hidden, ff = 6, 2, 256, 256
+    hidden = ff = width
     case = Case(name, n_tokens=n_tokens)
     g, x = case.graph, case.rows(hidden)
     routes = g.route(case.rows(n_experts), None, top_k=top_k, scoring=SOFTMAX, renormalise=True)
@@ -301,6 +304,7 @@ def _down_cases() -> Iterator[Case]:
         for n_tokens in (1, 29):
             yield _expert_case(f"{BLOCKS[type].name}-{n_tokens}", n_tokens, type, down=True)
     yield _expert_case("clamped", 5, GGMLType.F32, clamped=True, down=True)
+    yield _expert_case("all", 2, GGMLType.F32, n_experts=256, top_k=256, width=32, down=True)
 
 
 @op(

@@ -373,7 +373,7 @@ class MoeSumArguments(Struct):
     y_stride: U32
     residual_stride: U32
     dim: U8
-    top_k: U8
+    top_k: U16
 
 
 class ConcatArguments(Struct):
