@@ -204,10 +204,13 @@ def rewrite(
     return target
 
 
-def with_blocks(name: str, folder: Path, suffix: str, type: GGMLType) -> tuple[Path, Path]:
+def with_blocks(
+    name: str, folder: Path, suffix: str | tuple[str, ...], type: GGMLType
+) -> tuple[Path, Path]:
     """Write a fixture with some tensors in a block format, and the same in float32.
 
-    gguf-py encodes the tensors whose names end in `suffix`, and decodes them for the second file.
+    gguf-py encodes the tensors whose names end in `suffix`, or in one of several, and decodes them
+    for the second file.
     """
     path, plain = folder / "blocks.gguf", {}
     kind = gguf.GGMLQuantizationType(type)

@@ -279,6 +279,24 @@ def test_experts_in_block_formats(tmp_path: Path, backend: str, format: str) -> 
     assert relative_error(want, expected("gptoss")[1]) > 1e-3  # it was rounded
 
 
+SHARED = tuple(f"ffn_{part}_shexp.weight" for part in ("gate", "up", "down"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_decode_with_a_shared_expert_in_a_block_format(tmp_path: Path, backend: str) -> None:
+    """Fixtures have float weights, and fused products with experts need 8-bit rows."""
+    blocks, plain = with_blocks("qwen2moe", tmp_path, ("exps.weight", *SHARED), GGMLType.Q8_0)
+    ids, _ = expected("qwen2moe")
+    runner = Runner(blocks, backend)
+    got = np.concatenate([runner.feed((0, ids[:-16]))[0], runner.feed_in_chunks(ids[-16:], 1)])
+    want = logits(plain, "qwen2moe")
+    errors = np.linalg.norm(got - want, axis=1) / np.linalg.norm(want, axis=1)
+    assert np.median(errors[-16:]) <= (1e-5 if backend == "ref" else 2e-2)
+    if backend == "vulkan":
+        ops = {launch.kernel for launch in runner.program.plan.launches}
+        assert {"norm_route", "linear_glu_gate", "moe_down_linear"} <= ops
+
+
 def test_a_transposed_block_format_keeps_its_values(tmp_path: Path) -> None:
     """attn_kv_b is transposed as float16, which is finer than its block format."""
     blocks, plain = with_blocks("deepseek2v2", tmp_path, "attn_kv_b.weight", GGMLType.Q8_0)
