@@ -46,7 +46,7 @@ def distinct_buckets(plan: Plan, context: int) -> list[Bucket]:
     Kernels depend on whether keys are few, some or many, not on their exact number. So buckets of
     a few depths suffice.
     """
-    deepest = Bucket.of(plan, tokens=1, outputs=1, sequences=1, keys=context, is_decode=True).keys
+    deepest = Bucket(1, 1, 1, context).rounded(plan.max_tokens, plan.max_outputs).keys
     depths = (SMALLEST_KEYS, 2 * SMALLEST_KEYS, SOME_KEYS, deepest)
     return [b for b in buckets(plan.max_tokens, plan.max_outputs, context) if b.keys in depths]
 

@@ -123,14 +123,8 @@ class GpuBackend(GpuKernels):
     def counts(
         self, plan: Plan, kv_dtype: str, *, tokens: int, outputs: int, sequences: int, keys: int
     ) -> StepCounts:
-        bucket = Bucket.of(
-            plan,
-            tokens=tokens,
-            outputs=outputs,
-            sequences=sequences,
-            keys=keys,
-            is_decode=tokens == sequences,
-        )
+        exact = Bucket(tokens, outputs, sequences, keys, is_decode=tokens == sequences)
+        bucket = exact.rounded(plan.max_tokens, plan.max_outputs)
         at = NominalAddresses(self.features, kv_dtype)
         graph = dispatch_graph(self.kernel_set, plan, dependencies(plan, bucket), at, bucket)
         return StepCounts(len(graph.nodes), len(graph.levels()) - 1)

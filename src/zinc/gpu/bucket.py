@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from zinc.backends.plans import Launch, Plan
@@ -32,35 +33,9 @@ class Bucket:
     logits: bool = True
 
     @classmethod
-    def of(
-        cls,
-        plan: Plan,
-        *,
-        tokens: int,
-        outputs: int,
-        sequences: int,
-        keys: int,
-        is_decode: bool,
-        samples: bool = False,
-        penalizes: bool = False,
-        logits: bool = True,
-    ) -> Bucket:
-        """Return the bucket of a step with these sizes: powers of two, at most those of `plan`."""
-        return _bucket(
-            (plan.max_tokens, plan.max_outputs),
-            (tokens, outputs, sequences),
-            _log2(max(keys, SMALLEST_KEYS)),
-            is_decode,
-            samples,
-            penalizes,
-            logits,
-        )
-
-    @classmethod
     def of_step(cls, plan: Plan, step: Step, logits: bool = True) -> Bucket:
         """Return the bucket of `step`."""
-        # Not by `of`, because this runs for every step and keyword arguments take longer.
-        return _bucket(
+        return _rounded(
             (plan.max_tokens, plan.max_outputs),
             (len(step.ids), len(step.output_rows), len(step.state_slot)),
             _log2(max(step.n_keys, SMALLEST_KEYS)),
@@ -68,6 +43,16 @@ class Bucket:
             step.sample_params is not None,
             step.penalties is not None,
             logits,
+        )
+
+    def rounded(self, max_tokens: int, max_outputs: int) -> Bucket:
+        """Return this bucket with sizes rounded up to powers of two, at most those of a plan."""
+        return replace(
+            self,
+            tokens=min(_power_of_two(self.tokens), max_tokens),
+            outputs=min(_power_of_two(self.outputs), max_outputs),
+            sequences=min(_power_of_two(self.sequences), max_tokens),
+            keys=_power_of_two(max(self.keys, SMALLEST_KEYS)),
         )
 
     def runs(self, launch: Launch) -> bool:
@@ -91,8 +76,8 @@ class Bucket:
         return min(total // n_rows, self.tokens * ceil_div(each, n_rows))
 
 
-@lru_cache(maxsize=256)  # called for every step
-def _bucket(
+@lru_cache(maxsize=256)  # called for every step, so arguments are positional
+def _rounded(
     most: tuple[int, int],
     sizes: tuple[int, int, int],
     log2_keys: int,
@@ -105,18 +90,13 @@ def _bucket(
 
     most: tokens and outputs of the plan. log2_keys: see `_log2`.
     """
-    max_tokens, max_outputs = most
-    tokens, outputs, sequences = (1 << _log2(n) if n else 0 for n in sizes)
-    return Bucket(
-        min(tokens, max_tokens),
-        min(outputs, max_outputs),
-        min(sequences, max_tokens),
-        1 << log2_keys,
-        is_decode,
-        samples,
-        penalizes,
-        logits,
-    )
+    exact = Bucket(*sizes, 1 << log2_keys, is_decode, samples, penalizes, logits)
+    return exact.rounded(*most)
+
+
+def _power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least `n`; 0 for 0."""
+    return 1 << _log2(n) if n else 0
 
 
 def _log2(n: int) -> int:
