@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 from data.encoder_texts import TEXTS, checksum, random_texts
+from tokenizers.implementations import BertWordPieceTokenizer
 
 from zinc import Tokenizer
 from zinc.core.errors import ModelError, TextTooLongError
@@ -14,6 +16,7 @@ from zinc.formats.gguf import GGUFFile
 
 ENCODERS = Path(__file__).parents[1] / "data" / "encoders"
 MODEL = ENCODERS / "bert.gguf"
+N_MARKERS = 5  # [PAD], [UNK], [CLS], [SEP] and [MASK]
 
 
 def tokenizer(drop: str = "", **changes: object) -> Tokenizer:
@@ -40,6 +43,42 @@ def test_ids_of_random_texts_are_those_of_transformers(kind: str) -> None:
         if checksum(made.encode(text)) != sum_of_ids
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_ids_of_ascii_texts_are_those_of_the_library(lowercase: bool) -> None:
+    made = tokenizer(**{"normalizer.lowercase": lowercase})
+    with GGUFFile.open(MODEL) as file:
+        tokens = file.metadata["tokenizer.ggml.tokens"].to_list()
+    pieces = [token[1:] if token.startswith("▁") else f"##{token}" for token in tokens[N_MARKERS:]]
+    pieces = [*tokens[:N_MARKERS], *pieces]
+    library = BertWordPieceTokenizer(
+        {piece: id for id, piece in enumerate(pieces)}, lowercase=lowercase, strip_accents=lowercase
+    )
+    random = Random(3)
+    words = [piece.removeprefix("##") for piece in pieces[N_MARKERS:]]
+    for _ in range(2000):
+        parts = [
+            random.choice(words) * random.randrange(1, 4)
+            if random.random() < 0.7
+            else "".join(map(chr, random.choices(range(128), k=random.randrange(1, 110))))
+            for _ in range(random.randrange(1, 12))
+        ]
+        text = "".join(part + random.choice(("", " ", "  ", "\n", "\t", ". ")) for part in parts)
+        want = library.encode(text, add_special_tokens=False).ids
+        assert made.encode(text, add_special=False) == want, text
+        assert made.encode_all([text, "fox"])[0][1:-1] == want
+
+
+def test_a_word_longer_than_the_longest_is_unknown_even_if_the_vocabulary_has_it() -> None:
+    with GGUFFile.open(MODEL) as file:
+        tokens = file.metadata["tokenizer.ggml.tokens"].to_list()
+    long = "x" * 101
+    made = tokenizer(tokens=[*tokens[:-1], f"▁{long}"])
+    assert made.encode(f"fox {long}", add_special=False) == [
+        *made.encode("fox", add_special=False),
+        made.unk_id,
+    ]
 
 
 def test_ids_of_texts_are_those_of_transformers(uncased: Tokenizer) -> None:

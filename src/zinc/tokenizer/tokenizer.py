@@ -246,8 +246,11 @@ class Tokenizer:
         encoder = self._encoder
         specials = self._matched_all if parse_special else self._matched_always
         plain = [_well_formed(text) for text in texts]
-        is_plain = all(0 < len(x) < LONG_CHARACTERS and specials.split(x) == [x] for x in plain)
-        if len(plain) < 2 or not is_plain or not isinstance(encoder, BatchEncoder):
+        is_short = len(plain) > 1 and all(0 < len(text) < LONG_CHARACTERS for text in plain)
+        joined = "\n".join(plain) if is_short else ""
+        # One search in all texts is faster than one in each.
+        is_plain = is_short and specials.split(joined) == [joined]
+        if not is_plain or not isinstance(encoder, BatchEncoder):
             return [self.encode(text, True, parse_special, limit=limit) for text in texts]
         prefix = " " if self.add_space_prefix else ""
         found = encoder.encode_batch([prefix + text for text in plain])
