@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zinc.core.rounding import ceil_div
-from zinc.engine.admission import first_texts
 from zinc.engine.scheduler import Budget, Demand, schedule
 
 BUDGET = Budget(512, 128, 8, (1000,), 8, block_tokens=64)
@@ -100,66 +98,6 @@ def test_a_request_waits_for_a_slot_and_for_a_running_sequence_to_end():
     assert schedule(demands, replace(BUDGET, slots=1)).tokens == {0: 1, 1: 10}
     assert schedule(demands, replace(BUDGET, slots=0)).tokens == {0: 1}
     assert schedule(demands, replace(BUDGET, sequences=2)).tokens == {0: 1, 1: 10}
-
-
-WHOLE = replace(BUDGET, whole=True)
-
-
-def test_whole_texts_run_in_order_until_one_does_not_fit():
-    demands = [waits(0, 300, client="a"), waits(1, 300, client="b"), waits(2, 10, client="a")]
-    assert schedule(demands, WHOLE).tokens == {0: 300}
-    assert schedule(demands[1:], WHOLE).tokens == {1: 300, 2: 10}
-    assert schedule([waits(0, 512, client="a"), waits(1, 4, client="b")], WHOLE).tokens == {0: 512}
-
-
-def test_whole_texts_leave_no_blocks_for_growth():
-    demands = [waits(0, 64), waits(1, 64), waits(2, 64)]
-    assert schedule(demands, replace(WHOLE, blocks=(2,))).tokens == {0: 64, 1: 64}
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(1, 512), st.integers(0, 2), st.sampled_from("ab")), max_size=12),
-    st.integers(8, 40),
-)
-def test_every_whole_text_runs_in_the_end(rows, blocks):
-    waiting = [waits(i, n, priority=p, client=c) for i, (n, p, c) in enumerate(rows)]
-    while waiting:
-        tokens = schedule(waiting, replace(WHOLE, blocks=(blocks,))).tokens
-        assert 0 < sum(tokens.values()) <= 512
-        assert all(tokens[d.id] == d.pending for d in waiting if d.id in tokens)
-        waiting = [d for d in waiting if d.id not in tokens]
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.integers(1, 512), max_size=12),
-    st.integers(1, 8),
-    st.integers(0, 8),
-    st.integers(0, 20),
-)
-def test_the_shortcut_for_texts_chooses_what_the_scheduler_would(lengths, sequences, slots, blocks):
-    budget = replace(WHOLE, sequences=sequences, slots=slots, blocks=(blocks, blocks + 3))
-    texts = [
-        SimpleNamespace(id=i, ids=[0] * n, request=SimpleNamespace(priority=1))
-        for i, n in enumerate(lengths)
-    ]
-    found = first_texts(texts, budget)
-    needs = [-(-n // 64) for n in lengths]
-    demands = [
-        waits(i, n, missing_blocks=(need, need), pinned_blocks=(0, 0), priority=1)
-        for i, (n, need) in enumerate(zip(lengths, needs, strict=True))
-    ]
-    if found is None:
-        assert sum(needs) > blocks
-    else:
-        assert found.tokens == schedule(demands, budget).tokens
-        assert not found.preempted
-
-
-def test_the_shortcut_for_texts_leaves_priorities_to_the_scheduler():
-    texts = [SimpleNamespace(id=i, ids=[0], request=SimpleNamespace(priority=i)) for i in range(2)]
-    assert first_texts(texts, WHOLE) is None
 
 
 DEMANDS = st.lists(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from zinc.core.rounding import ceil_div
 from zinc.engine.cache_manager import CacheManager
 from zinc.engine.scheduler import Budget, Schedule, schedule
 from zinc.engine.sequence import Sequence
@@ -22,23 +21,17 @@ def next_schedule(
     tokens: int,
     prompt_tokens: int,
     max_sequences: int,
-    whole: bool = False,
 ) -> Schedule:
     """Return which sequences run in the next step, and which are preempted for them.
 
     sequences: by id, in order of arrival. tokens: the most of a step. prompt_tokens: the most
     prompt tokens of a step that also has streams. max_sequences: the most that run at a time.
-    whole: sequences run with all of their tokens or not at all.
     """
     pool = cache_manager.pool
     blocks, block_tokens = pool.available, pool.block_tokens
     slots = pool.available_slots
-    budget = Budget(tokens, prompt_tokens, max_sequences, blocks, slots, block_tokens, whole)
+    budget = Budget(tokens, prompt_tokens, max_sequences, blocks, slots, block_tokens)
     running = [s for s in sequences.values() if s.is_running]
-    if whole and not running:
-        texts = first_texts(list(sequences.values()), budget)
-        if texts is not None:
-            return texts
     waiting: list[Sequence] = []
     if len(running) < len(sequences):
         waiting = _admissible([s for s in sequences.values() if not s.is_running], running, budget)
@@ -64,26 +57,3 @@ def _admissible(waiting: list[Sequence], running: Seq[Sequence], budget: Budget)
         return waiting
     least = min(s.request.priority for s in running)
     return [s for s in waiting if s.request.priority > least]
-
-
-def first_texts(waiting: Seq[Sequence], budget: Budget) -> Schedule | None:
-    """Return the schedule of an encoder's texts, if it is simply the first ones that fit.
-
-    The scheduler would choose the same texts. Returns None if priorities differ or if the cache has
-    too few blocks for them.
-    """
-    if len({s.request.priority for s in waiting}) > 1:
-        return None
-    chosen: dict[int, int] = {}
-    tokens, blocks = budget.tokens, min(budget.blocks)
-    max_sequences = min(budget.sequences, budget.slots)
-    for s in waiting:
-        n = len(s.ids)
-        if n > tokens or len(chosen) == max_sequences:
-            break
-        blocks -= ceil_div(n, budget.block_tokens)
-        if blocks < 0:
-            return None
-        tokens -= n
-        chosen[s.id] = n
-    return Schedule(chosen)

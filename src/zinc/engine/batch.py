@@ -56,7 +56,7 @@ def make_step(
         seq_start=starts,
         state_slot=slots,
         tables=tables,
-        adapters=_adapters(running),
+        adapters=adapter_scales(running),
     )
 
 
@@ -114,11 +114,11 @@ def _streams(running: Seq[Sequence], ids: Seq[int], n_groups: int) -> Step:
         rows,
         slots,
         tables,
-        adapters=_adapters(running),
+        adapters=adapter_scales(running),
     )
 
 
-def _adapters(running: Seq[Sequence]) -> FloatArray | None:
+def adapter_scales(running: Seq[Sequence]) -> FloatArray | None:
     """Return the scales of adapters, float32 [sequences, adapters]; None if none is used."""
     uses = [s.request.adapters for s in running]
     n_adapters = next((len(use.scales) for use in uses if use is not None), 0)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from zinc.backends.api import Cache, Program
 from zinc.core.errors import MemoryLimitError, QueueFullError, UnsupportedError
 from zinc.engine.admission import STREAM_TOKENS, next_schedule
-from zinc.engine.batch import NO_DRAFTS
+from zinc.engine.batch import NO_DRAFTS, make_step
 from zinc.engine.cache_layout import cache_groups, state_bytes_per_sequence
 from zinc.engine.cache_manager import CacheManager
 from zinc.engine.checkpoints import checkpoint_positions
@@ -29,6 +29,7 @@ from zinc.engine.sequence import Sequence
 from zinc.engine.speculative.draft_scheduler import DraftScheduler
 from zinc.engine.speculative.speculation import Speculation
 from zinc.engine.step_in_flight import StepInFlight
+from zinc.engine.texts import first_texts, make_text_step
 from zinc.kv import BlockAllocator, CachePool
 from zinc.models.parts.spec import ModelKind
 from zinc.ops.values import RecurrentState, State
@@ -254,6 +255,9 @@ class Engine:
         return gained
 
     def _step(self) -> list[Sequence]:
+        if self.encoder:
+            self._embed_texts()
+            return []
         flight, self._in_flight = self._in_flight, None
         if flight is not None and flight.live:
             return self._queue_and_deliver(flight)
@@ -270,7 +274,6 @@ class Engine:
             tokens=self.program.plan.max_tokens,
             prompt_tokens=self.prompt_tokens_beside_streams,
             max_sequences=self.max_sequences,
-            whole=self.encoder,
         )
         for i in plan.preempted:
             self._preempt(self._sequences[i])
@@ -439,15 +442,41 @@ class Engine:
         is_free = s.request.constraint is None and s.thinking is None
         return fits and is_free and s.sampler.fits_device(1)
 
+    def _embed_texts(self) -> None:
+        """Run a step of an encoder, and end its texts."""
+        tokens = self.program.plan.max_tokens
+        texts = first_texts(self._sequences.values(), self.pool, tokens, self.max_sequences)
+        if self._sequences and not texts:
+            self._fail_stuck()
+        now = time.perf_counter()
+        for s in texts:
+            s.clock.started = now
+        for extended in (False, True):
+            part = [s for s in texts if s.extended is extended]
+            if not part:
+                continue
+            try:
+                with self.pool.borrowed(sum(self.pool.blocks(len(s.ids)) for s in part)) as blocks:
+                    self._runner.embed(part, make_text_step(part, blocks, self.pool.block_tokens))
+            except Exception as error:
+                self._fail_all(part, error)
+            else:
+                self._end_complete(part)
+
     def _embed(self, running: list[Sequence], counts: dict[int, int]) -> None:
         """Run prompts up to the final norm, and end the ones that are complete."""
         if not running:
             return
         try:
-            self._runner.embed(running, counts)
+            step = make_step(running, counts, len(self.pool.groups), every_row=True)
+            self._runner.embed(running, step)
         except Exception as error:
             self._fail_all(running, error)
-            return
+        else:
+            self._end_complete(running)
+
+    def _end_complete(self, running: list[Sequence]) -> None:
+        """End the prompts without an answer whose rows have all been read."""
         for s in running:
             s.n_read = s.n_run
             if not s.pending:

@@ -105,10 +105,9 @@ class ModelRunner:
             flight.program, result, running, ones, ends, running, [True] * len(ones), begun
         )
 
-    def embed(self, running: Seq[Sequence], counts: Mapping[int, int]) -> None:
-        """Run tokens of prompts up to the final norm; their readouts take the rows."""
+    def embed(self, running: Seq[Sequence], step: Step) -> None:
+        """Run `step`, tokens of prompts, up to the final norm; their readouts take the rows."""
         program = self._reading_program(ReadoutKind.HIDDEN, running)
-        step = make_step(running, counts, self._n_groups, every_row=True)
         rows = program.step(step)
         starts = step.seq_start.tolist()
         for s, start, end in zip(running, starts, starts[1:], strict=False):

@@ -6,8 +6,6 @@ Prompt tokens are divided equally among clients; prompts of one client run first
 A sequence gets cache blocks as it grows. If none are left, the sequence of lowest priority that
 came last is preempted: it loses its blocks and is resumed later. A prompt is admitted when there is
 memory for all of it and for the running sequences to continue.
-
-Texts of an encoder cannot be divided into steps. They run whole, first come, first served.
 """
 
 from __future__ import annotations
@@ -55,8 +53,7 @@ class Budget:
     """Limits of one step.
 
     tokens: of all sequences. prompt_tokens: of prompts while there are streams. sequences: running
-    at a time. blocks: available in each group. slots: sequences that may still be admitted. whole:
-    a sequence runs with all of its tokens or not at all.
+    at a time. blocks: available in each group. slots: sequences that may still be admitted.
     """
 
     tokens: int
@@ -65,7 +62,6 @@ class Budget:
     blocks: Blocks
     slots: int
     block_tokens: int
-    whole: bool = False
 
 
 @dataclass(slots=True)
@@ -114,8 +110,7 @@ class _Scheduler:
         if any(n for n in self._chosen.values()):
             left = min(left, self._budget.prompt_tokens)
         for priority in sorted({d.priority for d in prompts}, reverse=True):
-            share = self._serve if self._budget.whole else self._share
-            left -= share([d for d in prompts if d.priority == priority], left)
+            left -= self._share([d for d in prompts if d.priority == priority], left)
         return Schedule(self._chosen, self._preempted)
 
     def _share(self, prompts: Sequence[Demand], tokens: int) -> int:
@@ -141,8 +136,6 @@ class _Scheduler:
                 break
             had = self._chosen.get(d.id, 0)
             n = min(d.runnable - had, tokens - given)
-            if self._budget.whole and n < d.runnable - had:
-                break  # smaller texts behind it must not starve it
             if n > 0 and d.id not in self._preempted and self._take(d, had + n):
                 given += n
         return given
@@ -189,10 +182,9 @@ class _Scheduler:
         """Return whether a prompt can be admitted, after preempting sequences of lower priority."""
         while True:
             running = len(self._admitted)
-            # Each running sequence may soon need another block, unless it runs as a whole.
-            growth = 0 if self._budget.whole else running
+            # Each running sequence may soon need another block.
             has_blocks = all(
-                pin + lack <= blocks - reserved - growth
+                pin + lack <= blocks - reserved - running
                 for pin, lack, blocks, reserved in zip(
                     d.pinned_blocks, d.missing_blocks, self._blocks, self._reserved, strict=True
                 )

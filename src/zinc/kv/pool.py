@@ -7,7 +7,8 @@ the prefix cache holds counts as available and is evicted on demand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import field
 
 import numpy as np
@@ -241,6 +242,22 @@ class CachePool:
                 allocator.release(b for b in table[first:gone] if b >= 0)
                 table[first:gone] = [-1] * (gone - first)
                 allocation.n_trimmed[group] = gone
+
+    @contextmanager
+    def borrowed(self, n_blocks: int) -> Iterator[list[list[int]]]:
+        """Hold `n_blocks` blocks of each group, for tokens that no later step needs.
+
+        Raises MemoryLimitError if there are too few.
+        """
+        blocks: list[list[int]] = []
+        try:
+            for group, allocator in enumerate(self.allocators):
+                self.reserve(group, n_blocks)
+                blocks.append(allocator.acquire(n_blocks))
+            yield blocks
+        finally:
+            for allocator, held in zip(self.allocators, blocks, strict=False):
+                allocator.release(held)
 
     def commit(self, allocation: Allocation, key: bytes) -> None:
         """Keep a prefix that has been run, without its recurrent state."""
