@@ -211,7 +211,9 @@ def test_rows_wait_for_other_requests(keeping: Running, brake: Brake):
     pool = keeping.application.pool
     assert pool is not None
     wait_for(lambda: keeping.live() == 2)
-    jobs = keeping.call(lambda: [g.job.priority for m in pool.loaded for g in m.runner.live])
+    jobs = keeping.call(
+        lambda: [g.job.priority for m in pool.loaded for g in m.runner._generations]
+    )
     assert jobs == [-100, -100]
     brake.release()
     assert until(client, batch, has_ended).status == "completed"

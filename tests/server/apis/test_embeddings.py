@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import openai
@@ -14,7 +16,10 @@ from effort import EVERY
 from serving import LOAD, MODEL, Brake, Running, running, wait_for
 
 from zinc import LLM
+from zinc.engine.engine import Engine
 from zinc.engine.load.options import LoadOptions
+from zinc.engine.readout import Pooled
+from zinc.engine.request import Request
 from zinc.engine.sequence import Sequence
 from zinc.server.apis.shared.embeddings import encode_row, json_row, json_rows
 
@@ -92,6 +97,60 @@ def test_a_disconnect_cancels_embeddings(
     brake.release()
     wait_for(lambda: cancelled)
     server.wait_idle()
+
+
+def test_texts_that_wait_are_slots_and_count_as_answers(server: Running, brake: Brake, llm: LLM):
+    def answers() -> float:
+        text = server.get("/metrics").body.decode()
+        found = re.findall(r"^zinc_answers_total{.*} (\S+)$", text, re.MULTILINE)
+        return sum(map(float, found))
+
+    before = answers()
+    brake.hold()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.post, "/v1/embeddings", {"input": TEXTS})
+        wait_for(lambda: server.live() == len(TEXTS))
+        slots = [each for each in server.get("/slots").json if each["is_processing"]]
+        assert [each["n_prompt_tokens"] for each in slots] == [
+            len(llm.tokenizer.encode(text)) for text in TEXTS
+        ]
+        assert {each["next_token"]["n_decoded"] for each in slots} == {0}
+        brake.release()
+        found = answer.result()
+    assert found.status == 200
+    server.wait_idle()
+    assert answers() == before + len(TEXTS)
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_a_text_that_fails_fails_its_request_and_no_other(
+    server: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    in_step: bool,
+):
+    take, submit = Pooled.read, Engine.submit
+
+    def read(pool: Pooled, ids: list[int], *args: Any) -> None:
+        if ids == [5]:
+            raise RuntimeError("the secret cause")
+        take(pool, ids, *args)
+
+    def refuse(engine: Engine, request: Request) -> Sequence:
+        if request.ids == [5]:
+            raise RuntimeError("the secret cause")
+        return submit(engine, request)
+
+    if in_step:
+        monkeypatch.setattr(Pooled, "read", read)
+    else:
+        monkeypatch.setattr(Engine, "submit", refuse)
+    found = server.post("/v1/embeddings", {"input": [[4], [5], [6]]})
+    assert found.status == 500
+    assert b"secret" not in found.body
+    assert "the secret cause" in caplog.text
+    server.wait_idle()
+    assert server.post("/v1/embeddings", {"input": [[4], [6]]}).status == 200
 
 
 def test_the_form_of_llama_cpp(server: Running, llm: LLM):

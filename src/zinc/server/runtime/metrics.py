@@ -158,8 +158,8 @@ class ServerMetrics:
     def observer(self, model: str) -> Observer:
         """Return the observer that counts the answers of `model`."""
 
-        def ended(reason: str, t: Timings) -> None:
-            self.answers.add(1, model, reason)
+        def ended(reason: str, t: Timings, count: int) -> None:
+            self.answers.add(count, model, reason)
             self.prompt_tokens.add(t.prompt_tokens, model)
             self.cached_tokens.add(t.cached_tokens, model)
             self.prompt_seconds.add(t.prompt_seconds, model)

@@ -46,16 +46,3 @@ class PlainReader:
 def content_events(text: str) -> list[Event]:
     """Return `text` as a list of events, which is empty for an empty text."""
     return [Content(text)] if text else []
-
-
-class NoAnswerReader:
-    """Reader of a job without an answer."""
-
-    is_thinking = False
-    stopped = None
-
-    def push(self, id: int) -> list[Event]:
-        return []
-
-    def finish(self) -> list[Event]:
-        return []

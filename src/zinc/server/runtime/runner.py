@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import field, replace
 from functools import partial
+from typing import Any
 
 from zinc.chat.events import CallEnd, Event
 from zinc.core.dataclass import dataclass
@@ -26,7 +27,9 @@ from zinc.core.errors import (
 )
 from zinc.engine.adapters import AdapterUse
 from zinc.engine.engine import Engine
+from zinc.engine.readout import NO_ANSWER, Pooled
 from zinc.engine.request import Request
+from zinc.engine.sampling import SamplingParams
 from zinc.engine.sequence import Sequence as EngineSequence
 from zinc.engine.sequence import Timings
 from zinc.engine.worker import Task
@@ -34,6 +37,7 @@ from zinc.llm import LLM
 from zinc.server.errors import ApiError, from_exception, invalid
 from zinc.server.runtime.job import ANYBODY, Client, End, Item, Job, Progress, Token
 from zinc.server.runtime.reader import TokenReader
+from zinc.server.runtime.reading import Reading
 
 log = logging.getLogger("zinc.server")
 
@@ -77,18 +81,6 @@ class Generation:
         finally:
             self.cancel()
 
-    async def end(self) -> End:
-        """Wait for the end of a job without an answer. Raises ApiError if the job fails."""
-        while True:
-            for item in self._items:
-                if isinstance(item, ApiError):
-                    raise item
-                if isinstance(item, End):
-                    return item
-            self._items.clear()
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
-
     def cancel(self) -> None:
         """End the job before the engine's next step, unless it has ended already."""
         self._runner.cancel(self)
@@ -115,6 +107,17 @@ class _Active:
     reported: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A job or a text that runs or waits, for /slots."""
+
+    client: Client
+    params: SamplingParams
+    n_prompt: int
+    n_generated: int
+    running: bool
+
+
 @dataclass(slots=True)
 class RunnerStats:
     """Statistics of a runner, for /metrics and /slots."""
@@ -138,12 +141,12 @@ class Observer:
     """Callbacks for statistics of finished jobs; called in the event loop.
 
     first_token: seconds to the first token. between_tokens: mean seconds between tokens. ended: the
-    reason and the timings.
+    reason, the timings, and how many texts they are those of.
     """
 
     first_token: Callable[[float], None] = lambda seconds: None
     between_tokens: Callable[[float], None] = lambda seconds: None
-    ended: Callable[[str, Timings], None] = lambda reason, timings: None
+    ended: Callable[[str, Timings, int], None] = lambda reason, timings, count: None
 
 
 @dataclass(eq=False)
@@ -159,9 +162,11 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.stats = RunnerStats(blocks=sum(a.n_blocks for a in self.llm.engine.pool.allocators))
-        self.live: dict[Generation, None] = {}
+        self._generations: dict[Generation, None] = {}
+        self._readings: dict[Reading, None] = {}
         self._loop = asyncio.get_running_loop()
         self._active: dict[Generation, _Active] = {}
+        self._active_readings: dict[Reading, None] = {}
         self._mean_seconds = 1.0
         self._closing: ApiError | None = None
         self._task = _Jobs(self)
@@ -176,9 +181,27 @@ class Runner:
         return self.llm.engine.max_sequences + self.max_waiting
 
     @property
+    def n_live(self) -> int:
+        """The number of jobs and texts that run or wait."""
+        return len(self._generations) + sum(len(each.texts) for each in self._readings)
+
+    @property
+    def live(self) -> list[Live]:
+        """The jobs and texts that run or wait."""
+        jobs = [
+            Live(each.client, each.job.params, each.n_prompt, each.n_generated, each.running)
+            for each in self._generations
+        ]
+        return jobs + [
+            Live(each.client, NO_ANSWER, len(ids), 0, each.is_running(i))
+            for each in self._readings
+            for i, ids in enumerate(each.texts)
+        ]
+
+    @property
     def room(self) -> int:
         """The number of jobs that can be submitted now."""
-        return self.capacity - len(self.live)
+        return self.capacity - self.n_live
 
     def submit(self, jobs: Sequence[Job], client: Client = ANYBODY) -> list[Generation]:
         """Queue the jobs of one request, all or none.
@@ -187,15 +210,33 @@ class Runner:
         model is being unloaded.
         """
         self.check_room(len(jobs))
-        try:
-            adapters = self.llm.model.adapter_use(client.lora)
-        except RequestError as error:
-            raise invalid("lora", error.what, error.why) from None
+        adapters = self._adapter_use(client)
         generations = [Generation(self, job, client, adapters) for job in jobs]
-        self.live.update(dict.fromkeys(generations))
+        self._generations.update(dict.fromkeys(generations))
         # One call for all jobs, so that the engine's next step has them all.
         self._worker.post(self._task, partial(self._start_all, generations))
         return generations
+
+    def read(
+        self,
+        texts: Sequence[Sequence[int]],
+        pools: Sequence[Pooled],
+        priority: int = 0,
+        client: Client = ANYBODY,
+    ) -> Reading:
+        """Queue texts, all or none; `pools[i]` takes the rows of `texts[i]`. Raises as `submit`."""
+        self.check_room(len(texts))
+        reading = Reading(texts, pools, priority, client, self._adapter_use(client))
+        self._readings[reading] = None
+        self._worker.post(self._task, partial(self._start_reading, reading))
+        return reading
+
+    def _adapter_use(self, client: Client) -> AdapterUse | None:
+        """Return the adapters of a client's requests. Raises ApiError if they are not loaded."""
+        try:
+            return self.llm.model.adapter_use(client.lora)
+        except RequestError as error:
+            raise invalid("lora", error.what, error.why) from None
 
     def check_room(self, n_jobs: int) -> None:
         """Raise the ApiError that `submit` would raise for `n_jobs` jobs.
@@ -215,7 +256,7 @@ class Runner:
             raise ApiError(
                 429,
                 "the server is busy",
-                f"{len(self.live)} answers are running or waiting",
+                f"{self.n_live} answers are running or waiting",
                 "try again later",
                 code="queue_full",
                 headers={"Retry-After": str(self._retry_after_s())},
@@ -223,8 +264,13 @@ class Runner:
 
     def cancel(self, generation: Generation) -> None:
         """End a job before the engine's next step, unless it has ended already."""
-        if self.live.pop(generation, "ended") is None:
+        if self._generations.pop(generation, "ended") is None:
             self._worker.post(self._task, lambda: self._cancel(generation))
+
+    def cancel_reading(self, reading: Reading) -> None:
+        """End texts before the engine's next step, unless they have ended already."""
+        if self._readings.pop(reading, "ended") is None:
+            self._worker.post(self._task, lambda: self._cancel_reading(reading))
 
     def fail_all(self, error: ApiError) -> None:
         """End every job with `error`, and refuse new ones with it."""
@@ -237,7 +283,7 @@ class Runner:
         await asyncio.to_thread(self._worker.stop, self._task)
 
     def _retry_after_s(self) -> int:
-        ahead = len(self.live) / max(1, self.llm.engine.max_sequences)
+        ahead = self.n_live / max(1, self.llm.engine.max_sequences)
         return max(1, min(60, round(self._mean_seconds * ahead)))
 
     def _delivered(self, batch: list[tuple[Generation, list[Item]]]) -> None:
@@ -249,15 +295,28 @@ class Runner:
                 elif isinstance(item, End):
                     self._observe(generation, item.reason, item.timings, now)
             if isinstance(items[-1], End | ApiError):
-                self.live.pop(generation, None)
+                self._generations.pop(generation, None)
             generation.deliver(items)
 
-    def _observe(self, generation: Generation, reason: str, t: Timings, now: float) -> None:
-        took = now - generation.submitted
-        self._mean_seconds += _MOVING_AVERAGE * (took - self._mean_seconds)
+    def _delivered_reading(self, reading: Reading, result: Timings | ApiError) -> None:
+        self._readings.pop(reading, None)
+        if isinstance(result, Timings):
+            self._count(
+                "length", result, reading.submitted, time.perf_counter(), len(reading.texts)
+            )
+        reading.deliver(result)
+
+    def _count(self, reason: str, t: Timings, submitted: float, now: float, count: int = 1) -> None:
+        """Add the timings `t` of `count` jobs that ended together to the statistics."""
+        # The weight of `count` updates of the moving average with the same value.
+        weight = 1 - (1 - _MOVING_AVERAGE) ** count
+        self._mean_seconds += weight * (now - submitted - self._mean_seconds)
         self.stats.prompt_tokens += t.prompt_tokens
         self.stats.generated_tokens += t.generated_tokens
-        self.observer.ended(reason, t)
+        self.observer.ended(reason, t, count)
+
+    def _observe(self, generation: Generation, reason: str, t: Timings, now: float) -> None:
+        self._count(reason, t, generation.submitted, now)
         if t.generated_tokens:
             self.observer.first_token(t.first_token_seconds)
         if t.generated_tokens > 1:
@@ -297,6 +356,27 @@ class Runner:
         if sequence.finish_reason is not None:  # the job asks for no tokens
             self._collect()
 
+    def _start_reading(self, reading: Reading) -> None:
+        try:
+            reading.submit(self.llm.engine)
+        except Exception as error:
+            self._end_reading(reading, error)
+        else:
+            self._active_readings[reading] = None
+
+    def _end_reading(self, reading: Reading, result: Timings | Exception) -> None:
+        """Send the result of a reading to the event loop; after an error, end its other texts."""
+        if isinstance(result, Timings):
+            self._call_loop(self._delivered_reading, reading, result)
+        else:
+            self._call_loop(self._delivered_reading, reading, _sequence_error(result))
+            reading.cancel(self.llm.engine)
+
+    def _cancel_reading(self, reading: Reading) -> None:
+        if self._active_readings.pop(reading, "ended") is None:
+            reading.cancel(self.llm.engine)
+            self._measure()
+
     def _cancel(self, generation: Generation) -> None:
         active = self._active.pop(generation, None)
         if active is not None:
@@ -305,10 +385,14 @@ class Runner:
 
     def _fail(self, error: ApiError) -> None:
         active, self._active = self._active, {}
+        readings, self._active_readings = self._active_readings, {}
         self._send([(generation, [error]) for generation in active])
-        for each in active.values():
+        for reading in readings:
+            self._call_loop(self._delivered_reading, reading, error)
+        cancels = [partial(self.llm.engine.cancel, each.sequence) for each in active.values()]
+        for cancel in (*cancels, *(partial(each.cancel, self.llm.engine) for each in readings)):
             try:
-                self.llm.engine.cancel(each.sequence)
+                cancel()
             except Exception:  # a bug; the client already has an error
                 log.exception("a request could not be cancelled")
         self._measure()
@@ -328,9 +412,15 @@ class Runner:
                 batch.append((active.generation, items))
                 if isinstance(items[-1], End | ApiError):
                     del self._active[active.generation]
+        results = [(reading, reading.result()) for reading in self._active_readings]
+        ended = [(reading, result) for reading, result in results if result is not None]
+        for reading, _ in ended:
+            del self._active_readings[reading]
         self.stats.steps += 1
         self._measure()
         self._send(batch)
+        for reading, result in ended:
+            self._end_reading(reading, result)
 
     def _items(self, active: _Active, now: float) -> list[Item]:
         """Return the new items of a job, and end it if a stop string or a limit was reached."""
@@ -363,8 +453,11 @@ class Runner:
 
     def _measure(self) -> None:
         stats, pool = self.stats, self.llm.engine.pool
-        stats.running = sum(1 for a in self._active.values() if a.sequence.is_running)
-        stats.waiting = len(self._active) - stats.running
+        jobs, readings = self._active.values(), self._active_readings
+        stats.running = sum(1 for a in jobs if a.sequence.is_running)
+        stats.running += sum(each.n_running for each in readings)
+        n_active = len(jobs) + sum(len(each.texts) for each in readings)
+        stats.waiting = n_active - stats.running
         stats.blocks_cached = sum(a.n_idle for a in pool.allocators)
         stats.blocks_used = sum(a.n_held for a in pool.allocators)
         stats.cached_bytes = pool.cached_bytes
@@ -372,12 +465,15 @@ class Runner:
         stats.fetched_tokens = pool.stats.fetched_tokens
 
     def _send(self, batch: list[tuple[Generation, list[Item]]]) -> None:
-        if not batch:
-            return
+        if batch:
+            self._call_loop(self._delivered, batch)
+
+    def _call_loop(self, work: Callable[..., None], *args: Any) -> None:
+        """Have the event loop call `work`."""
         try:
-            self._loop.call_soon_threadsafe(self._delivered, batch)
+            self._loop.call_soon_threadsafe(work, *args)
         except RuntimeError:  # the loop is closed
-            log.debug("%d results came after the event loop had ended", len(batch))
+            log.debug("results came after the event loop had ended")
 
 
 class _Jobs(Task):
@@ -389,7 +485,9 @@ class _Jobs(Task):
 
     @property
     def wants_step(self) -> bool:
-        return bool(self._runner._active) or self._engine.has_pending_writes
+        runner = self._runner
+        is_active = bool(runner._active or runner._active_readings)
+        return is_active or self._engine.has_pending_writes
 
     def collect(self, engine: Engine) -> bool:
         self._runner._collect()

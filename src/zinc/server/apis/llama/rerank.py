@@ -68,10 +68,10 @@ async def rerank(service: Service, request: Request) -> Response:
         work = read_all(
             model, pairs, client_of(service, request), fields.priority or 0, model.llm.rank_pool
         )
-        found = await unless_disconnected(request, work)
-        record_answers(request, [("stop", timings) for _, timings in found])
-        scores = await asyncio.to_thread(lambda: [model.llm.rank_score(pool) for pool, _ in found])
-    n_tokens = sum(timings.prompt_tokens for _, timings in found)
+        pools, timings = await unless_disconnected(request, work)
+        record_answers(request, [("stop", timings)])
+        scores = await asyncio.to_thread(lambda: [*map(model.llm.rank_score, pools)])
+    n_tokens = timings.prompt_tokens
     best = ranked(scores, fields.top_n or None)
     if fields.texts is not None:
         return JSONResponse(

@@ -16,7 +16,7 @@ from zinc.server.apis.llama.result import settings
 from zinc.server.apis.shared.service import Service, client_of
 from zinc.server.errors import ApiError
 from zinc.server.http.responses import JSONResponse
-from zinc.server.runtime.runner import Generation
+from zinc.server.runtime.runner import Live
 from zinc.server.runtime.served_model import ServedModel
 from zinc.tokenizer import Tokenizer
 
@@ -34,7 +34,7 @@ async def props(service: Service, request: Request) -> Response:
                     "id_task": -1,
                     "n_ctx": model.context,
                     "speculative": speculates,
-                    "is_processing": bool(model.runner.live),
+                    "is_processing": model.runner.n_live > 0,
                     "params": defaults,
                 },
                 "total_slots": model.llm.engine.max_sequences,
@@ -57,7 +57,7 @@ def _token_text(tokenizer: Tokenizer, id: int | None) -> str:
 async def slots(service: Service, request: Request) -> Response:
     """Answer with the running and waiting sequences, without their text."""
     async with service.pool.use(request.query_params.get("model")) as model:
-        live = list(model.runner.live)
+        live = model.runner.live
         total = model.llm.engine.max_sequences
         if "fail_on_no_slot" in request.query_params and len(live) >= total:
             raise ApiError(503, "no slot is free", f"{len(live)} sequences are running or waiting")
@@ -79,25 +79,21 @@ async def slots(service: Service, request: Request) -> Response:
         return JSONResponse(rows)
 
 
-def _slot(
-    model: ServedModel, index: int, generation: Generation, shows_params: bool
-) -> dict[str, Any]:
+def _slot(model: ServedModel, index: int, live: Live, shows_params: bool) -> dict[str, Any]:
     """Return the state of a sequence. shows_params: with the settings of its request."""
-    params = generation.job.params
+    params = live.params
     speculates = model.llm.engine.speculation is not None
     return {
         "id": index,
         "n_ctx": model.context,
         "speculative": speculates and params.speculate,
         "is_processing": True,
-        "is_waiting": not generation.running,
-        "n_prompt_tokens": generation.n_prompt,
+        "is_waiting": not live.running,
+        "n_prompt_tokens": live.n_prompt,
         **({"params": settings(params, model)} if shows_params else {}),
         "next_token": {
             "has_next_token": True,
-            "n_remain": -1
-            if params.max_tokens is None
-            else params.max_tokens - generation.n_generated,
-            "n_decoded": generation.n_generated,
+            "n_remain": -1 if params.max_tokens is None else params.max_tokens - live.n_generated,
+            "n_decoded": live.n_generated,
         },
     }

@@ -19,16 +19,15 @@ from starlette.responses import Response
 
 from zinc.core.errors import TextTooLongError
 from zinc.engine.limits import check_embeds
-from zinc.engine.readout import NO_ANSWER, Pooled, Pooling
+from zinc.engine.readout import Pooled, Pooling
 from zinc.engine.sequence import Timings
 from zinc.ops.values import FloatArray
 from zinc.server.apis.shared import prompts
 from zinc.server.apis.shared.service import Service, client_of, record_answers
 from zinc.server.errors import CONTEXT_EXCEEDED, ApiError, invalid
 from zinc.server.http.responses import encode_json, record, unless_disconnected
-from zinc.server.runtime.job import Client, Job
-from zinc.server.runtime.reader import NoAnswerReader
-from zinc.server.runtime.runner import Generation
+from zinc.server.runtime.job import Client
+from zinc.server.runtime.reading import Reading, total
 from zinc.server.runtime.served_model import ServedModel
 
 MAX_INPUTS = 2048  # OpenAI's own limit
@@ -85,10 +84,9 @@ async def answer_embeddings(
         ids = await _run(partial(reply.encode, model), _body_bytes(request) <= QUICK_BYTES)
         client = client_of(service, request)
         work = read_all(model, ids, client, priority or 0, model.llm.text_pool)
-        found = await unless_disconnected(request, work)
-        record_answers(request, [("stop", timings) for _, timings in found])
-        tokens = sum(timings.prompt_tokens for _, timings in found)
-        pools = [pool for pool, _ in found]
+        pools, timings = await unless_disconnected(request, work)
+        record_answers(request, [("stop", timings)])
+        tokens = timings.prompt_tokens
         # Encoded row by row: megabytes of JSON would delay every stream.
         n_rows = tokens if model.llm.pooling is Pooling.NONE else len(pools)
         most = QUICK_PACKED_NUMBERS if reply.is_packed else QUICK_NUMBERS
@@ -186,35 +184,34 @@ def _cut(model: ServedModel, prompt: str, text: str, truncate: Truncate) -> list
 
 async def read_all(
     model: ServedModel,
-    prompts: list[list[int]],
+    texts: list[list[int]],
     client: Client,
     priority: int,
     make_pool: Callable[[], Pooled],
-) -> list[tuple[Pooled, Timings]]:
-    """Run `prompts` without an answer; return the pooled rows and the timings of each.
+) -> tuple[list[Pooled], Timings]:
+    """Run texts without an answer; return the pooled rows of each, and the timings of all.
 
-    Two groups of prompts are in the engine or its queue at a time. The engine thus has prompts for
-    its next step while the results of the last one are collected. A group takes a quarter of the
-    room in the queue, at most GROUP_TEXTS.
+    Two groups of texts are in the engine or its queue at a time. The engine thus has texts for its
+    next step while the results of the last one are collected. A group takes a quarter of the room
+    in the queue, at most GROUP_TEXTS.
     """
     runner = model.runner
-    pools = [make_pool() for _ in prompts]
-    jobs = [
-        Job(ids, NO_ANSWER, NoAnswerReader, priority=priority, readout=pool)
-        for ids, pool in zip(prompts, pools, strict=True)
-    ]
+    pools = [make_pool() for _ in texts]
     size = min(GROUP_TEXTS, max(1, runner.room // 4))
-    generations: list[Generation] = []
+    readings: list[Reading] = []
     timings: list[Timings] = []
     try:
-        for first in range(0, len(jobs), size):
-            generations += runner.submit(jobs[first : first + size], client)
-            timings += [(await each.end()).timings for each in generations[len(timings) : first]]
-        timings += [(await each.end()).timings for each in generations[len(timings) :]]
+        for first in range(0, len(texts), size):
+            group = slice(first, first + size)
+            readings.append(runner.read(texts[group], pools[group], priority, client))
+            if len(readings) > 1:
+                timings.append(await readings[-2].end())
+        if readings:
+            timings.append(await readings[-1].end())
     finally:
-        for each in generations[len(timings) :]:
-            each.cancel()
-    return list(zip(pools, timings, strict=True))
+        for each in readings[len(timings) :]:
+            runner.cancel_reading(each)
+    return pools, total(timings)
 
 
 def encode_row(row: FloatArray, format: RowFormat) -> str | list[float] | list[int]:
