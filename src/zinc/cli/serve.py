@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import os
 import re
@@ -239,6 +240,9 @@ def _serve(args: argparse.Namespace, stop: StopSignals) -> bool:
         print(f"zinc: serving on {url}", file=sys.stderr, flush=True)
 
     settings = config(args)
+    # Modules live as long as the process. Full collections take longer if they search them too,
+    # and they stop all requests.
+    gc.freeze()
     return stop.requested or serve(settings, loaded)
 
 
