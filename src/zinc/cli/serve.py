@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from zinc.server.config import ModelSource, ServerConfig
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+# New objects until a garbage collection. A request with 64 texts creates more than Python's 700.
+_COLLECTED_OBJECTS = 10_000
 _NEEDED = ("starlette", "uvicorn", "pydantic")
 
 
@@ -243,6 +245,7 @@ def _serve(args: argparse.Namespace, stop: StopSignals) -> bool:
     # Modules live as long as the process. Full collections take longer if they search them too,
     # and they stop all requests.
     gc.freeze()
+    gc.set_threshold(_COLLECTED_OBJECTS)
     return stop.requested or serve(settings, loaded)
 
 
