@@ -34,7 +34,7 @@ MAX_INPUTS = 2048  # OpenAI's own limit
 GROUP_TEXTS = 32  # most texts of one request that are submitted together
 # Requests with such short bodies are tokenised, and such few numbers encoded, without changing to
 # another thread, which takes a tenth of a millisecond.
-QUICK_BYTES = 4096
+QUICK_BYTES = 8192
 QUICK_NUMBERS = 4096
 QUICK_PACKED_NUMBERS = 32768  # as base64
 # Texts of one request are tokenised together if they have at most this many characters: the ids of
