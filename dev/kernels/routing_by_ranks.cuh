@@ -1,3 +1,5 @@
+// Another `chooseExperts` for routing.cuh (cuda.md, "Choice of experts by ranks").
+//
 // The choice of the experts of a token from its router logits, by a block of THREADS threads. An
 // expert is chosen if its rank is below TOP_K. The rank is the number of experts with a higher score, or
 // with an equal score and a lower number. Ranks among many experts would take a comparison of each pair,
@@ -215,19 +217,4 @@ DEVICE void chooseExperts(
         y[TOP_K + k] = weights[k] * scale;
 #endif
     }
-}
-
-/// Returns the number of the token's slots whose expert is below `expert`.
-DEVICE uint chosenBelow(uint expert)
-{
-    uint n = 0;
-    for (uint k = 0; k < TOP_K; k++) n += ids[k] < expert ? 1 : 0;
-    return n;
-}
-
-/// Sorts the slots that chooseExperts has filled by expert, for a step of one token.
-DEVICE void sortSlots(float* order, float* starts, uint thread)
-{
-    for (uint e = thread; e <= EXPERTS; e += THREADS) starts[e] = float(chosenBelow(e));
-    for (uint k = thread; k < TOP_K; k += THREADS) order[chosenBelow(ids[k])] = float(k);
 }
