@@ -67,3 +67,10 @@ def test_a_part_of_the_array_ends_where_a_length_is_missing() -> None:
     assert (positions.tolist(), end) == ([0, 11], 21)
     positions, end = strings.find_strings(struct.pack("<Q", 1 << 63), 0, 2)
     assert (positions.tolist(), end) == ([0], 8 + (1 << 63))
+
+
+def test_texts_that_look_like_lengths_are_passed_in_large_steps() -> None:
+    texts = [b"\x01" + b"\0" * 7] * 10_000
+    runs, _ = strings._find_in_window(array(texts), 0, len(texts))
+    assert sum(map(len, runs)) == len(texts)
+    assert len(runs) < 100

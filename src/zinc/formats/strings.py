@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 read_u64 = struct.Struct("<Q").unpack_from
 
 _WINDOW = 1 << 18  # bytes that numpy looks at together
-_SHORT_RUN = 16  # strings; a search for shorter runs takes longer than a loop
+_SHORT_RUN = 16  # strings; a loop over fewer is faster than a search
 _MOST_STEPS = 256  # of a loop between two searches
 
 
@@ -47,12 +47,13 @@ def _find_in_window(data: bytes, start: int, count: int) -> tuple[list[NDArray[n
     runs: list[NDArray[np.int64]] = []
     at, n_found, steps = 0, 0, 1
     while n_found < count and at + 8 <= len(window):
-        first = int(np.searchsorted(lengths, at))
+        first = stop = int(np.searchsorted(lengths, at))
         if first < len(lengths) and lengths[first] == at:
             stop = min(int(last[np.searchsorted(last, first)]) + 1, first + count - n_found)
+        if stop - first >= _SHORT_RUN:
             run = lengths[first:stop]
             at = int(ends[stop - 1])
-            steps = 1 if len(run) >= _SHORT_RUN else steps
+            steps = 1
         else:
             walked: list[int] = []
             while len(walked) < min(steps, count - n_found) and at + 8 <= len(window):
