@@ -379,10 +379,13 @@ def test_an_error_is_left_to_the_caller_that_needs_the_device(
     assert opened.wait() == [("vulkan", "vulkan:2")]
 
 
-def test_no_thread_is_started_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("may_have_gpu", "device"), [(False, ""), (True, "cpu")])
+def test_no_thread_is_started_without_a_gpu_or_for_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, may_have_gpu: bool, device: str
+) -> None:
     opened = Opened(monkeypatch, LARGE)
-    monkeypatch.setattr(auto, "_may_have_gpu", lambda: False)
-    auto.EarlyOpening().start("auto", {})
+    monkeypatch.setattr(auto, "_may_have_gpu", lambda: may_have_gpu)
+    auto.EarlyOpening().start("auto", {"device": device})
     assert (opened.wait(), opened._threads) == ([], [])
 
 

@@ -128,7 +128,7 @@ class EarlyOpening:
         backend, options: as for `zinc.backends.api.create`. The thread drops errors: the caller
         meets them again when it uses the device.
         """
-        if self._started or not _may_have_gpu():
+        if self._started or options.get("device") == "cpu" or not _may_have_gpu():
             return
         self._started = True
         thread = ThreadPoolExecutor(1, "zinc-gpu")
