@@ -232,3 +232,14 @@ def test_a_device_that_cannot_is_named(monkeypatch):
     monkeypatch.setattr(device, "DEVICE_SCOPE", "noSuchFeature")
     with pytest.raises(DeviceError, match=r"cannot store coherently on .*: it lacks noSuchFeature"):
         device.open_device()
+
+
+@needs_device
+def test_a_self_test_that_passed_without_coherent_kernels_is_run_again_with_them(monkeypatch):
+    monkeypatch.setattr(vulkan, "host_of", vulkan.host_of.__wrapped__)
+    identities = set()
+    for switch in ("on", "off"):
+        monkeypatch.setenv(VULKAN_COHERENT.name, switch)
+        monkeypatch.setattr(device, "_open", {})
+        identities.add(vulkan.create().identity())
+    assert len(identities) == 2

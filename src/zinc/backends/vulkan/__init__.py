@@ -65,6 +65,10 @@ class VulkanBackend(VulkanKernels, GpuBackend):
         super().__init__(host, batch_invariant)
         self.device = device
 
+    def identity(self) -> str:
+        stores = "coherent" if self.device.coherent else "plain"  # ZINC_VULKAN_COHERENT
+        return f"{super().identity()}, {stores} stores"
+
     def measure(self) -> Roofline | None:
         return limits.measure(self.device, self.host.memory, self.host.pipelines)
 
