@@ -23,11 +23,11 @@ def test_a_mark_belongs_to_its_kind_facts_and_version(
     assert not Mark("cubin", "a", 1).is_set()
 
 
-def test_a_folder_that_cannot_be_written_has_no_marks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("name", ["file", "x" * 300])
+def test_a_folder_that_cannot_be_read_or_written_has_no_marks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    monkeypatch.setattr(marks, "cache_folder", lambda: file)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(marks, "cache_folder", lambda: tmp_path / name)
     Mark("cubin").set()
     assert not Mark("cubin").is_set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,8 +23,11 @@ class Mark:
         self.path: Path = cache_folder() / folder / f"{digest}.done"
 
     def is_set(self) -> bool:
-        """Return whether `set` was called in this process or an earlier one."""
-        return self.path.exists()
+        """Return whether `set` was called in this process or an earlier one.
+
+        A mark in a folder that cannot be searched is not set.
+        """
+        return os.path.exists(self.path)  # Path.exists raises PermissionError for such a folder
 
     def set(self) -> None:
         """Write the file of the mark."""
