@@ -126,7 +126,7 @@ CACHE: Variable[str | None] = Variable(
     None,
     str,
     "a folder",
-    "folder for compiled GPU kernels, tuned tiles and measured bandwidth",
+    "folder for compiled GPU kernels, passed self-tests, tuned tiles and measured bandwidth",
     "`zinc` in $XDG_CACHE_HOME",
 )
 
