@@ -283,7 +283,7 @@ class Backend(Kernels, Protocol):
         ...
 
     def identity(self) -> str:
-        """Return a text that names device, driver and code: equal ones give equal results."""
+        """Return a text that names device, driver and code, on which the results of ops depend."""
         ...
 
     def counts(

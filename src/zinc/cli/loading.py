@@ -94,7 +94,7 @@ def context_from(options: str) -> Iterator[None]:
 
 def _log_loaded(model: LoadedModel) -> None:
     if not log.isEnabledFor(logging.INFO):
-        return  # computing the plan's hash takes milliseconds
+        return  # do not compute the plan's hash in vain
     log.info(
         "%s, plan %s, context %d, %d bytes",
         model.backend.describe(),

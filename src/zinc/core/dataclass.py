@@ -4,10 +4,10 @@
 
 The decorator of `dataclasses` compiles up to six methods of each class when the class is defined.
 That was 40% of the time to import zinc with its GPU backends, and a process uses few of the methods
-(benchmarks/results/startup.json). Here a descriptor stands for each method until its first use. The
-stdlib still finds the fields, makes the slots and checks inheritance. It could also compile a
-single method, but an `__init__` of a frozen class not without `__setattr__` and `__delattr__`.
-`field`, `fields` and `replace` come from `dataclasses`.
+(benchmarks/results/startup.json). Here, a descriptor stands in for each method until its first use.
+The stdlib still finds the fields, makes the slots and checks inheritance. The source of the methods
+is written here, because the stdlib compiles the `__init__` of a frozen class only together with
+`__setattr__` and `__delattr__`. `field`, `fields` and `replace` come from `dataclasses`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(cls: type | None = None, /, **arguments: bool) -> Any:
-        """Make `cls` a dataclass, without InitVar. Arguments are eq, frozen, kw_only and slots."""
+        """Make `cls` a dataclass without InitVar. Takes eq, frozen, kw_only and slots."""
         return partial(_dataclass, **arguments) if cls is None else _dataclass(cls, **arguments)
 
 

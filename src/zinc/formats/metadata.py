@@ -1,6 +1,6 @@
 """Metadata values of a GGUF file: types, lazily decoded arrays, and typed access by key.
 
-A tokenizer's arrays have up to 250,000 strings each, and most commands never read them. A
+A tokenizer's arrays have hundreds of thousands of strings, and most commands never read them. A
 `GGUFArray` is therefore a view of the header that decodes elements on demand. Strings are bytes in
 the file. As text, invalid UTF-8 becomes U+FFFD; `bytes_at` and `iter_bytes` give the original
 bytes.

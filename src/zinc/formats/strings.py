@@ -1,8 +1,8 @@
 """Arrays of strings in a GGUF header: a 64-bit length and the bytes of each string in turn.
 
-A vocabulary has up to 500,000 strings. A loop over their lengths takes as long as reading a model
-of a gigabyte, so numpy finds most of them: a length below 256 is one byte before seven zeros, which
-the text of a token does not contain.
+The arrays of a tokenizer have hundreds of thousands of strings, so numpy finds most lengths instead
+of a loop in Python: a length below 256 is one byte other than 0 before seven zeros. Text may
+contain such bytes too, so only those at the end of the previous string count.
 """
 
 from __future__ import annotations

@@ -77,9 +77,10 @@ def kernels(
 
 
 def _distinct(buckets: Iterable[Bucket], launches: tuple[Launch, ...]) -> Iterator[Bucket]:
-    """Yield the buckets in which all `launches` run, but not those that are lowered like another.
+    """Yield the buckets in which all `launches` run, one of those that are lowered alike.
 
-    Two buckets are alike if they have the same values of the fields that the caller read of one.
+    The caller lowers the launches for a bucket before it asks for the next one. A later bucket that
+    has the same values of the fields that were read meanwhile is left out.
     """
     seen: dict[tuple[str, ...], set[tuple[object, ...]]] = {}
     for bucket in buckets:

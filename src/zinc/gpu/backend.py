@@ -214,9 +214,9 @@ class GpuBackend(GpuKernels):
         return tune(tuner, plans, budget_s, progress)
 
     def _compile_ahead(self, plan: Plan, layout: CacheLayout) -> None:
-        """Compile the kernels of `plan`, unless they are in the cache on disk since an earlier run.
+        """Compile the kernels of `plan`, unless an earlier run has stored them in the cache folder.
 
-        Then each kernel is loaded when a step first needs it, which takes less than a millisecond.
+        In that case, each kernel is loaded from there when a step first needs it.
         """
         context = max(layout.n_blocks, default=1) * layout.block_tokens
         sizes = plan.max_tokens, plan.max_outputs, context, layout.block_tokens, layout.kv_dtype

@@ -115,18 +115,18 @@ def find_gpus() -> Iterator[tuple[str, DeviceInfo]]:
 class EarlyOpening:
     """A thread that opens the GPU which a model will probably use, once in a process.
 
-    A driver takes some tenths of a second to start, most of them outside of Python. Meanwhile, the
-    caller imports modules and reads the model file. Backends on a GPU share what the thread opens.
+    While the driver starts, the caller imports modules and reads the model file. Backends on a GPU
+    share what the thread opens.
     """
 
     def __init__(self) -> None:
         self._started = False
 
     def start(self, backend: str, options: Mapping[str, str]) -> None:
-        """Open the GPU in a thread, if the machine may have one.
+        """Open the GPU in a thread, unless the machine has none or the options name the CPU.
 
         backend, options: as for `zinc.backends.api.create`. The thread drops errors: the caller
-        meets them again when it uses the device.
+        gets them when it opens the device itself.
         """
         if self._started or options.get("device") == "cpu" or not _may_have_gpu():
             return
