@@ -187,6 +187,18 @@ def test_a_device_is_chosen_by_number_or_name(cuda: CudaHost) -> None:
         driver.choose("cuda:1")
 
 
+def test_identities_differ_between_releases_of_the_driver(
+    cuda: CudaHost, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "version"
+    monkeypatch.setattr(driver, "MODULE_VERSION", file)
+    identities = {CudaBackend(cuda).identity()}
+    for release in ("580.95.05", "580.159.04"):
+        file.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {release}\nGCC 13\n")
+        identities.add(CudaBackend(cuda).identity())
+    assert len(identities) == 3
+
+
 def test_no_step_compiles_a_kernel_after_a_model_was_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

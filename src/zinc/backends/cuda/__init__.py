@@ -18,7 +18,7 @@ import numpy.typing as npt
 from zinc.backends.api import Backend, Cache, CacheLayout, TensorData, wants_batch_invariance
 from zinc.backends.capabilities import BackendKind, Capabilities, DeviceInfo, DeviceKind, Roofline
 from zinc.backends.cuda import compiler
-from zinc.backends.cuda.driver import candidates, choose
+from zinc.backends.cuda.driver import candidates, choose, release
 from zinc.backends.cuda.lower import registry
 from zinc.backends.cuda.lower.half_rows import JOINS
 from zinc.backends.cuda.tilings import CUDA_TILINGS
@@ -80,7 +80,7 @@ class CudaBackend(CudaKernels, GpuBackend):
         self._uploader: Uploader | None = None
 
     def identity(self) -> str:
-        return f"{self.describe()}, {self.host.compiler}"
+        return f"{self.describe()}, {release()}, {self.host.compiler}"
 
     def expect(self, weights: Iterable[Weight]) -> None:
         super().expect(weights)

@@ -6,6 +6,7 @@ The package `cuda.bindings` is imported when it is first used, because it is opt
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 from zinc.backends.cuda.errors import DRIVER_HINT, error_of
@@ -17,6 +18,7 @@ from zinc.gpu.selection import select
 OLDEST_CAPABILITY = (8, 0)  # compute capability with int8 dot products, cp.async and bfloat16
 # pyproject.toml allows NVRTC 13, whose code needs a driver of the same or a later major version.
 OLDEST_DRIVER = 13000  # CUDA 13.0, as cuDriverGetVersion counts
+MODULE_VERSION = Path("/proc/driver/nvidia/version")
 PACKAGES_HINT = f"install it with: {install_command(CUDA)}"
 
 
@@ -54,6 +56,17 @@ def driver() -> Any:
         cause = error_of(status.name, "cuInit")
         raise DeviceError("the NVIDIA driver does not start", cause.why, cause.hint)
     return driver
+
+
+def release() -> str:
+    """Return the line in which Linux names the driver's release, such as 580.159.04.
+
+    Several releases have the same CUDA version. Returns "" on other systems.
+    """
+    try:
+        return MODULE_VERSION.read_text().partition("\n")[0]
+    except (OSError, ValueError):
+        return ""
 
 
 def checked(result: tuple[Any, ...], call: str) -> Any:
