@@ -94,7 +94,8 @@ DEVICE float scoreOf(float logit, float top, float sum)
 }
 
 #if SCORING == SPARSE_MIXER
-/// Returns the weight of an expert among those that do not rank before it and whose score is near.
+/// Returns the softmax weight of an expert. The softmax is over the expert and those of lower rank whose
+/// score differs by less than NEARLY.
 DEVICE float weightAmongNear(uint expert)
 {
     uint key = keyAt(expert); // there are no groups, so segments have no padding before the last one
@@ -200,21 +201,5 @@ DEVICE void chooseExperts(
     __syncthreads();
 #endif
 
-    float total = 0;
-#if SCORING == SOFTMAX_CHOSEN
-    for (uint k = 0; k < TOP_K; k++) total += exp(weights[k] - weights[0]);
-    scale /= total;
-#elif RENORMALISE
-    for (uint k = 0; k < TOP_K; k++) total += weights[k];
-    scale /= total + 1e-20f;
-#endif
-    for (uint k = thread; k < TOP_K; k += THREADS)
-    {
-        y[k] = float(ids[k]);
-#if SCORING == SOFTMAX_CHOSEN
-        y[TOP_K + k] = exp(weights[k] - weights[0]) * scale;
-#else
-        y[TOP_K + k] = weights[k] * scale;
-#endif
-    }
+    // The rest is that of routing.cuh: divide the weights by their sum, and write ids and weights to `y`.
 }

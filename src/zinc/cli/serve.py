@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from zinc.server.config import ModelSource, ServerConfig
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-# New objects until a garbage collection. A request with 64 texts creates more than Python's 700.
+# New objects that start a garbage collection. One request with 64 texts creates more than Python's
+# default of 700.
 _COLLECTED_OBJECTS = 10_000
 _NEEDED = ("starlette", "uvicorn", "pydantic")
 

@@ -77,10 +77,10 @@ def kernels(
 
 
 def _distinct(buckets: Iterable[Bucket], launches: tuple[Launch, ...]) -> Iterator[Bucket]:
-    """Yield the buckets in which all `launches` run, one of those that are lowered alike.
+    """Yield buckets in which all `launches` run, without those that give the same dispatches.
 
-    The caller lowers the launches for a bucket before it asks for the next one. A later bucket that
-    has the same values of the fields that were read meanwhile is left out.
+    The caller lowers the launches for each bucket before it takes the next one. The lowering reads
+    some fields of the bucket. A later bucket with the same values in these fields is left out.
     """
     seen: dict[tuple[str, ...], set[tuple[object, ...]]] = {}
     for bucket in buckets:
