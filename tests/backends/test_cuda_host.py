@@ -217,6 +217,20 @@ def test_no_step_compiles_a_kernel_after_a_model_was_loaded(
     assert compiled[loaded:] == []
 
 
+def test_each_token_is_one_launch_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDriver(idle=True)
+    install(monkeypatch, fake)
+    launched: list[Any] = []
+    launch = fake.cuGraphLaunch
+    monkeypatch.setattr(fake, "cuGraphLaunch", lambda *args: launched.append(args) or launch(*args))
+    model = Path(__file__).parents[1] / "data" / "fixtures" / "qwen3.gguf"
+    with LLM(model, backend="cuda", context=256, speculate="off") as llm:
+        for n_tokens in (1, 33):
+            launched.clear()
+            llm.generate([5, 6, 7], SamplingParams(max_tokens=n_tokens, ignore_eos=True))
+            assert len(launched) == n_tokens, "the first comes from the step of the prompt"
+
+
 def test_a_plan_whose_kernels_are_in_the_cache_is_not_lowered_ahead(
     cuda: CudaHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
